@@ -8,6 +8,9 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tare_harness::{Server, Tare, eventually, tare};
 
+use crate::serve::configured;
+use crate::serve::quotas::sha256;
+
 /// A server with a box called `web`.
 fn with_box(tare: &Tare) -> Server {
     let server = Server::start(tare, &[]);
@@ -278,6 +281,72 @@ fn a_box_that_does_not_answer_gets_503_within_the_callers_timeout() {
     let listed = executed(&server, json!({ "command": ["ls", "-A", "/work"] }));
     assert_eq!(listed["stdout"], "");
     end(server);
+}
+
+/// Begins this many calls into each box.
+fn begin_calls(server: &Server, key: &str, boxes: &[&str], calls: usize) -> Vec<TcpStream> {
+    let key = [("X-API-Key", key)];
+    let call = |name: &&str| {
+        let path = format!("/v1/boxes/{name}/files/work?tar=true");
+        server.send("GET", &path, &key, b"")
+    };
+    (0..calls).flat_map(|_| boxes.iter().map(call).collect::<Vec<_>>()).collect()
+}
+
+fn calls_over(server: &Server) -> usize {
+    server.log().lines().filter(|line| line.contains("/files/work\"")).count()
+}
+
+/// There are eight threads for calls into boxes.
+#[test]
+fn a_box_that_does_not_answer_does_not_delay_calls_into_other_boxes() {
+    let tare = tare!();
+    let server = with_box(&tare);
+    let slow = server.post("/v1/boxes", &json!({ "name": "slow" })).was(201).json();
+    let keeper = tare.keeper(slow["id"].as_str().expect("an id"));
+    keeper.signal(Signal::STOP);
+    let calls = begin_calls(&server, "", &["slow"], 60);
+    executed(&server, json!({ "command": ["true"] }));
+    let over = calls_over(&server);
+    assert!(over < 30, "{over} of 60 calls into the slow box were over before");
+    keeper.signal(Signal::CONT);
+    drop(calls);
+    server.delete("/v1/boxes/slow?force=true").was(204);
+    end(server);
+}
+
+#[test]
+fn boxes_of_one_key_that_do_not_answer_do_not_delay_other_keys() {
+    let tare = tare!();
+    let text = format!(
+        "[[keys]]\nname = 'a'\nsha256 = '{}'\n[[keys]]\nname = 'b'\nsha256 = '{}'\n",
+        sha256("a-key"),
+        sha256("b-key"),
+    );
+    let (_directory, config) = configured(&text);
+    let server = Server::start(&tare, &["--config", &config]);
+    let post = |key: &str, path: &str, body: Value| {
+        let headers = [("Content-Type", "application/json"), ("X-API-Key", key)];
+        server.ask("POST", path, &headers, body.to_string().as_bytes())
+    };
+    let slow = ["slow-1", "slow-2", "slow-3", "slow-4", "slow-5"];
+    let keepers = slow.map(|name| {
+        let made = post("a-key", "/v1/boxes", json!({ "name": name })).was(201).json();
+        let keeper = tare.keeper(made["id"].as_str().expect("an id"));
+        keeper.signal(Signal::STOP);
+        keeper
+    });
+    post("b-key", "/v1/boxes", json!({ "name": "web" })).was(201);
+    let calls = begin_calls(&server, "a-key", &slow, 12);
+    post("b-key", "/v1/boxes/web/exec", json!({ "command": ["true"] })).was(200);
+    let over = calls_over(&server);
+    assert!(over < 30, "{over} of 60 calls of the other key were over before");
+    for keeper in keepers {
+        keeper.signal(Signal::CONT);
+    }
+    drop(calls);
+    tare.call(["rm", "-f", "--all"]).ok();
+    server.stop().ok();
 }
 
 #[test]

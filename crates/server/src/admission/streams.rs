@@ -58,8 +58,8 @@ impl Streams {
     }
 }
 
-/// The streams that one key may open: half of them if there are other keys.
-fn share_of_a_key(most: usize, keys: usize) -> usize {
+/// What one key may have of something that all share: half of it if there are other keys.
+pub fn share_of_a_key(most: usize, keys: usize) -> usize {
     match keys {
         0 | 1 => most,
         _ => (most / 2).max(1),

@@ -122,11 +122,11 @@ pub async fn exec(
     let bytes = request.stdin.unwrap_or_default().into_bytes();
     if request.detach {
         let input = Input { bytes, more: None, charge: request_log::take_body() };
-        let exec = service.exec_detached(&id, request.command, spec, input).await?;
+        let exec = service.exec_detached(&caller, &id, request.command, spec, input).await?;
         return Ok((StatusCode::ACCEPTED, axum::Json(ExecStatus::of(&exec))).into_response());
     }
     let input = Input { bytes, more: None, charge: None };
-    let process = service.exec(&id, spec, fed).await?;
+    let process = service.exec(&caller, &id, spec, fed).await?;
     if format == StreamFormat::Whole {
         let output = process.relay(input, None, &OutputSink::Keep).await?;
         return Ok(axum::Json(ExecResult::new(output, request.encoding)).into_response());

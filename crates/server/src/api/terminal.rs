@@ -86,7 +86,7 @@ pub async fn open(
     };
     let stream = request_log::open_stream(&http)?;
     let id = service.find(&caller, &id).await?;
-    let process = service.exec(&id, spec, Fed::Yes).await?;
+    let process = service.exec(&caller, &id, spec, Fed::Yes).await?;
     let client_timeout = service.config().limits.client.0;
     // If the client does not upgrade, the process is dropped, which ends it.
     let upgrade = upgrade.max_frame_size(FRAME_BYTES_MAX).max_message_size(FRAME_BYTES_MAX);

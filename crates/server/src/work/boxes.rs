@@ -52,7 +52,7 @@ impl Service {
         after: Option<&str>,
         limit: usize,
     ) -> Result<BoxPage, ServiceError> {
-        let mut boxes = self.call(Engine::list).await?;
+        let mut boxes = self.call_for_list().await?;
         boxes.retain(|one| caller.sees(one.key.as_deref()));
         if let Some(after) = after {
             let place = Cursor::find(after, &boxes)?;

@@ -13,7 +13,7 @@ use tare_engine::spec::Terminal;
 use tare_engine::{BoxId, Cause, End, ExecSpec, Session, Stdin};
 use tokio::sync::mpsc;
 
-use crate::admission::Turn;
+use crate::admission::{Caller, Turn};
 use crate::error::ServiceError;
 use crate::work::Service;
 use crate::work::outcome::RunOutput;
@@ -61,6 +61,7 @@ impl Service {
     /// Starts a process, and returns when it runs.
     pub async fn exec(
         &self,
+        caller: &Caller,
         box_id: &BoxId,
         spec: ExecSpec,
         fed: Fed,
@@ -74,7 +75,8 @@ impl Service {
         };
         let started = Instant::now();
         let of = box_id.clone();
-        let session = self.call_in_box(move |engine| engine.exec(&of, &spec, stdin));
+        let session =
+            self.call_in_box(caller, box_id, move |engine| engine.exec(&of, &spec, stdin));
         let mut session = session.await?;
         let begun = tokio::time::timeout(STARTED_WITHIN, relay::started(&mut session)).await;
         let late = |_| {
@@ -91,6 +93,7 @@ impl Service {
     /// Starts a process that runs without a client, for as long as this server does.
     pub async fn exec_detached(
         &self,
+        caller: &Caller,
         box_id: &BoxId,
         command: Vec<String>,
         spec: ExecSpec,
@@ -101,7 +104,7 @@ impl Service {
         let exec = Arc::new(ExecProcess::new(box_id.clone(), command, control, Some(stdin)));
         // First: a process without a place must not run.
         let place = self.processes.reserve(Arc::clone(&exec))?;
-        let process = self.exec(box_id, spec, Fed::Yes).await?;
+        let process = self.exec(caller, box_id, spec, Fed::Yes).await?;
         place.keep();
         input.more = Some(more);
         let running = Arc::clone(&exec);

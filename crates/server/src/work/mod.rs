@@ -10,6 +10,7 @@ pub mod events;
 pub mod exec;
 pub mod files;
 pub mod idempotency;
+pub mod lanes;
 pub mod languages;
 pub mod logs;
 pub mod outcome;
@@ -24,12 +25,13 @@ pub mod transfer;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use tare_engine::{BoxId, Engine, Error};
+use tare_engine::{BoxId, Engine, Error, Status};
 use tokio::sync::{Mutex, Notify, Semaphore};
 
 use crate::admission::bodies::Charge;
 use crate::admission::descriptors::DescriptorBudget;
 use crate::admission::pressure::Pressure;
+use crate::admission::streams::share_of_a_key;
 use crate::admission::{Admission, Admitted, Caller, Need};
 use crate::config::Config;
 use crate::config::current::CurrentConfig;
@@ -40,12 +42,18 @@ use crate::telemetry::metrics::Metrics;
 use crate::watch::followers::Followers;
 use crate::watch::keepers::KeeperWatch;
 use crate::work::boxes::StuckBoxes;
+use crate::work::lanes::Lanes;
 use crate::work::processes::Processes;
 use crate::workers::{Creators, Workers};
 
 /// Each kind of call that may have to wait gets one in so many of the worker threads. However
 /// many of them wait, the others list boxes and end runs.
 const SHARE_OF_THREADS: usize = 4;
+
+/// How many lists are made at once.
+const LISTS_AT_ONCE: usize = 2;
+/// How many calls into one box may be made at once.
+const CALLS_OF_A_BOX: usize = 3;
 
 /// Cheap to clone: one for each request.
 #[derive(Debug, Clone)]
@@ -77,6 +85,12 @@ pub struct Parts {
 struct Shares {
     /// Calls that wait for a program of ours in a box, which the box's own user can stop.
     in_boxes: Arc<Semaphore>,
+    /// How many threads these calls can hold.
+    in_boxes_max: usize,
+    in_each_box: Lanes,
+    of_each_key: Lanes,
+    /// Calls that list all boxes, each of which reads every record.
+    listing: Arc<Semaphore>,
     /// Calls that create a box, whose file systems may not answer.
     creating: Arc<Semaphore>,
     /// Calls that end a box, whose last process may hang in the kernel.
@@ -85,8 +99,17 @@ struct Shares {
 
 impl Shares {
     fn of(threads: usize) -> Self {
-        let share = || Arc::new(Semaphore::new((threads / SHARE_OF_THREADS).max(1)));
-        Self { in_boxes: share(), creating: share(), ending: share() }
+        let most = (threads / SHARE_OF_THREADS).max(1);
+        let share = || Arc::new(Semaphore::new(most));
+        Self {
+            in_boxes: share(),
+            in_boxes_max: most,
+            in_each_box: Lanes::default(),
+            of_each_key: Lanes::default(),
+            listing: Arc::new(Semaphore::new(LISTS_AT_ONCE)),
+            creating: share(),
+            ending: share(),
+        }
     }
 }
 
@@ -162,12 +185,28 @@ impl Service {
         Ok(self.workers.call(move || call(&engine)).await?)
     }
 
-    /// Calls the engine on a worker thread where it waits for a keeper, or for a program of ours in a box.
+    /// Calls the engine where it waits for the keeper of a box, or for a program of ours in it.
     pub async fn call_in_box<T: Send + 'static>(
         &self,
+        caller: &Caller,
+        id: &BoxId,
         call: impl FnOnce(&Engine) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, ServiceError> {
-        self.call_in_share(&self.shares.in_boxes, call).await
+        let shares = &self.shares;
+        // First: a call that waits for its box takes no turn from other boxes of its key.
+        let in_box = shares.in_each_box.turn(id.as_str(), CALLS_OF_A_BOX).await?;
+        let of_key = match caller.tenant.key() {
+            Some(key) => {
+                let most = share_of_a_key(shares.in_boxes_max, self.config().keys.len());
+                Some(shares.of_each_key.turn(key, most).await?)
+            }
+            None => None,
+        };
+        let call = move |engine: &Engine| {
+            let _turns = (in_box, of_key);
+            call(engine)
+        };
+        self.call_in_share(&shares.in_boxes, call).await
     }
 
     /// Calls the engine with the box that a caller names, where it waits for a keeper or for a
@@ -178,8 +217,13 @@ impl Service {
         reference: String,
         act: impl FnOnce(&Engine, &BoxId) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, ServiceError> {
-        let caller = caller.clone();
-        self.call_in_box(move |engine| act(engine, &find(engine, &caller, &reference)?)).await
+        let id = self.find(caller, &reference).await?;
+        let of = id.clone();
+        self.call_in_box(caller, &id, move |engine| act(engine, &of)).await
+    }
+
+    async fn call_for_list(&self) -> Result<Vec<Status>, ServiceError> {
+        self.call_in_share(&self.shares.listing, Engine::list).await
     }
 
     async fn call_to_create<T: Send + 'static>(

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::{Stream, StreamExt};
 use rustix::io::Errno;
 use tare_engine::files::{PIECE_BYTES_MAX, PendingFile, piece_head};
-use tare_engine::{Copy, Error, ErrorKind, Hint, PathKind};
+use tare_engine::{BoxId, Copy, Error, ErrorKind, Hint, PathKind};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -30,6 +30,8 @@ pub struct BoxFile {
 #[derive(Debug)]
 pub struct BoxStream {
     service: Service,
+    caller: Caller,
+    id: BoxId,
     from: AsyncFd<OwnedFd>,
     completion: Option<Completion>,
     /// The number of bytes of a file, if it is known.
@@ -63,12 +65,14 @@ impl Service {
         file: BoxFile,
     ) -> Result<BoxStream, ServiceError> {
         let permit = self.processes.permit()?;
-        let opened = self
-            .in_box(caller, file.reference, move |engine, id| Ok(engine.read_file(id, &file.path)));
+        let id = self.find(caller, &file.reference).await?;
+        let of = id.clone();
+        let opened =
+            self.call_in_box(caller, &id, move |engine| Ok(engine.read_file(&of, &file.path)));
         let opened = opened.await?.map_err(file_error)?;
         let size = opened.size;
         let (stream, rest) = opened.split();
-        self.box_stream(stream, Completion::File(rest), permit, size)
+        self.box_stream(caller, id, stream, Completion::File(rest), permit, size)
     }
 
     /// Returns entries in the engine's encoding, each ended by a NUL.
@@ -78,25 +82,30 @@ impl Service {
         directory: BoxFile,
     ) -> Result<BoxStream, ServiceError> {
         let permit = self.processes.permit()?;
-        let opened = self.in_box(caller, directory.reference, move |engine, id| {
-            Ok(engine.list_files(id, &directory.path))
-        });
+        let id = self.find(caller, &directory.reference).await?;
+        let of = id.clone();
+        let opened = self
+            .call_in_box(caller, &id, move |engine| Ok(engine.list_files(&of, &directory.path)));
         let (stream, rest) = opened.await?.map_err(file_error)?.split();
-        self.box_stream(stream, Completion::File(rest), permit, None)
+        self.box_stream(caller, id, stream, Completion::File(rest), permit, None)
     }
 
     /// Returns a file or a directory as a tar archive.
     pub async fn pack(&self, caller: &Caller, file: BoxFile) -> Result<BoxStream, ServiceError> {
         let permit = self.processes.permit()?;
-        let opened = self
-            .in_box(caller, file.reference, move |engine, id| Ok(engine.copy_out(id, &file.path)));
+        let id = self.find(caller, &file.reference).await?;
+        let of = id.clone();
+        let opened =
+            self.call_in_box(caller, &id, move |engine| Ok(engine.copy_out(&of, &file.path)));
         let copying = opened.await?.map_err(file_error)?;
         let stream = copying.stream.try_clone().map_err(ServiceError::internal)?;
-        self.box_stream(stream, Completion::Archive(copying), permit, None)
+        self.box_stream(caller, id, stream, Completion::Archive(copying), permit, None)
     }
 
     fn box_stream(
         &self,
+        caller: &Caller,
+        id: BoxId,
         stream: OwnedFd,
         completion: Completion,
         permit: Turn,
@@ -105,6 +114,8 @@ impl Service {
         let from = fd::watched(stream, Interest::READABLE).map_err(ServiceError::internal)?;
         Ok(BoxStream {
             service: self.clone(),
+            caller: caller.clone(),
+            id,
             from,
             completion: Some(completion),
             size,
@@ -122,17 +133,18 @@ impl Service {
         mut body: impl Stream<Item = Result<B, ServiceError>> + Send + Unpin + 'static,
     ) -> Result<(), ServiceError> {
         let permit = self.processes.permit()?;
-        let opened = self.in_box(caller, file.reference, move |engine, id| {
-            Ok(engine.write_file(id, &file.path))
-        });
+        let id = self.find(caller, &file.reference).await?;
+        let of = id.clone();
+        let opened =
+            self.call_in_box(caller, &id, move |engine| Ok(engine.write_file(&of, &file.path)));
         let (stream, rest) = opened.await?.map_err(file_error)?.split();
-        let service = self.clone();
+        let (service, caller) = (self.clone(), caller.clone());
         // In its own task, which a client that disconnects does not cancel: the program that
         // writes the file in the box removes an incomplete one.
         let writing = tokio::spawn(async move {
             let _permit = permit;
             let sent = service.send_pieces(&mut body, stream).await;
-            service.finish_sending(sent, Completion::File(rest)).await
+            service.finish_sending(&caller, &id, sent, Completion::File(rest)).await
         });
         writing.await.map_err(ServiceError::internal)?
     }
@@ -160,9 +172,10 @@ impl Service {
         mut body: impl Stream<Item = Result<B, ServiceError>> + Unpin,
     ) -> Result<(), ServiceError> {
         let _permit = self.processes.permit()?;
-        let opened = self.in_box(caller, directory.reference, move |engine, id| {
-            Ok(engine.copy_in(id, &directory.path))
-        });
+        let id = self.find(caller, &directory.reference).await?;
+        let of = id.clone();
+        let opened =
+            self.call_in_box(caller, &id, move |engine| Ok(engine.copy_in(&of, &directory.path)));
         let copying = opened.await?.map_err(file_error)?;
         if copying.found != PathKind::Directory {
             let message = "there is no directory to unpack into";
@@ -177,15 +190,17 @@ impl Service {
             Ok(())
         };
         let sent = sent.await;
-        self.finish_sending(sent, Completion::Archive(copying)).await
+        self.finish_sending(caller, &id, sent, Completion::Archive(copying)).await
     }
 
     async fn finish_sending(
         &self,
+        caller: &Caller,
+        id: &BoxId,
         sent: Result<(), SendError>,
         completion: Completion,
     ) -> Result<(), ServiceError> {
-        let finished = self.call_in_box(move |_| Ok(completion.finish())).await?;
+        let finished = self.call_in_box(caller, id, move |_| Ok(completion.finish())).await?;
         match sent {
             Err(SendError::Body(error)) => Err(error),
             // The box's own error says more than a pipe that closed.
@@ -233,7 +248,9 @@ impl BoxStream {
 
     async fn finish(&mut self) -> io::Result<()> {
         if let Some(completion) = self.completion.take() {
-            let finished = self.service.call_in_box(move |_| completion.finish()).await;
+            let (caller, id) = (&self.caller, &self.id);
+            let finished = self.service.call_in_box(caller, id, move |_| completion.finish());
+            let finished = finished.await;
             finished.map_err(|error| io::Error::other(error.message))?;
         }
         match self.left {

@@ -115,13 +115,13 @@ pub async fn run(
     let lock = app.sessions.lock(hint.session_of(principal))?;
     let (id, status) = find_or_make(app, caller, &lock, task.work.spec).await?;
     let mut known = Known::recall(app, &lock, id.clone()).await?;
-    put_into(app, &lock, &id, &mut known, &task.inputs, task.work.code).await?;
-    let process = app.exec(&id, task.work.exec, Fed::No).await?;
+    put_into(app, caller, &lock, &id, &mut known, &task.inputs, task.work.code).await?;
+    let process = app.exec(caller, &id, task.work.exec, Fed::No).await?;
     let process = process.with_past_limit(PastLimit::Kill);
     let output = process.relay(Input::default(), None, &OutputSink::Keep).await?;
     let session_id = task.outputs.session.clone();
     let collected = if output.end.is_success() {
-        collect(app, &lock, &id, task.outputs, &mut known).await?
+        collect(app, caller, &lock, &id, task.outputs, &mut known).await?
     } else {
         Outputs::of_failed(&task.inputs)
     };
@@ -138,6 +138,7 @@ pub async fn run(
 /// Puts the code into the box, and the inputs that it does not have.
 async fn put_into(
     app: &LibreChat,
+    caller: &Caller,
     lock: &Arc<SessionLock>,
     id: &BoxId,
     known: &mut Known,
@@ -157,7 +158,7 @@ async fn put_into(
     given.extend(missing);
     // During the copy the box has the old or the new file of a name.
     known.set(untouched).await?;
-    copy_into(app, lock, id, put).await?;
+    copy_into(app, caller, lock, id, put).await?;
     known.set(given).await
 }
 
@@ -165,16 +166,17 @@ async fn put_into(
 /// disk. Such a box would never take code again. It ends, and the next request gets a new one.
 async fn copy_into(
     app: &LibreChat,
+    caller: &Caller,
     lock: &Arc<SessionLock>,
     id: &BoxId,
     put: Vec<InputFile>,
 ) -> Result<(), ServiceError> {
-    let (id, lock) = (id.clone(), Arc::clone(lock));
-    let put = app.call_in_box(move |engine| {
+    let (of, lock) = (id.clone(), Arc::clone(lock));
+    let put = app.call_in_box(caller, id, move |engine| {
         let _lock = lock;
-        let put = files::put(engine, &id, put);
+        let put = files::put(engine, &of, put);
         // A box that cannot be ended now is stuck, and on record.
-        put.inspect_err(|_| drop(engine.remove(&id, true)))
+        put.inspect_err(|_| drop(engine.remove(&of, true)))
     });
     let ended = "its session has ended; the next request begins another";
     put.await.map_err(|error| error.with_hint(ended))
@@ -182,15 +184,16 @@ async fn copy_into(
 
 async fn collect(
     app: &LibreChat,
+    caller: &Caller,
     lock: &Arc<SessionLock>,
     id: &BoxId,
     outputs: Outputs,
     known: &mut Known,
 ) -> Result<Collected, ServiceError> {
-    let (id, lock, before) = (id.clone(), Arc::clone(lock), known.files().clone());
-    let collect = app.call_in_box(move |engine| {
+    let (of, lock, before) = (id.clone(), Arc::clone(lock), known.files().clone());
+    let collect = app.call_in_box(caller, id, move |engine| {
         let _lock = lock;
-        Ok(outputs.collect(engine, &id, &before))
+        Ok(outputs.collect(engine, &of, &before))
     });
     let collected = collect.await?;
     // The outputs are stored. The client gets them even if this cannot be written.
