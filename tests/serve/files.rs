@@ -240,6 +240,29 @@ fn a_directory_is_downloaded_and_uploaded_as_tar() {
     end(server);
 }
 
+#[test]
+fn kept_files_that_cannot_be_archived_are_refused_as_those_of_a_live_box() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let script = "mkdir d; echo x > d/f; mkfifo pipe; ln -s loop loop; ln -s d link";
+    let request = json!({ "name": "web", "keep": true, "command": ["sh", "-c", script] });
+    server.post("/v1/boxes", &request).was(201);
+    server.get("/v1/boxes/web/wait").was(200);
+    get(&server, "work/d?tar=true").was(200);
+    let long = format!("work/{}?tar=true", "n".repeat(300));
+    for (path, status, code) in [
+        ("work/none?tar=true", 404, "no_such_file"),
+        ("work/none/f?tar=true", 404, "no_such_file"),
+        ("work/d/f/x?tar=true", 400, "not_a_directory"),
+        ("work/link/f?tar=true", 400, "not_a_directory"),
+        ("work/pipe?tar=true", 400, "not_a_regular_file"),
+        (&long, 400, "name_too_long"),
+    ] {
+        get(&server, path).refused(status, code);
+    }
+    end(server);
+}
+
 /// A client cannot take a part for the whole.
 #[test]
 fn a_file_that_shrinks_during_download_ends_the_connection() {

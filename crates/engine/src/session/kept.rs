@@ -9,6 +9,7 @@ use std::path::{Component, Path, PathBuf};
 use std::thread::JoinHandle;
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, openat, openat2, statat};
+use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use tare_control::file_programs::PathKind;
 use tare_kernel::files::Kind;
@@ -43,8 +44,16 @@ pub fn pack(scratch: &Path, id: &BoxId, path: &Path) -> Result<PackStream, Error
         Some(name) => (place.parent().unwrap_or(Path::new(".")), name.to_owned()),
         None => (place.as_path(), ".".into()),
     };
-    let directory = open_beneath(scratch, parent).context(doing)?;
-    let stat = statat(&directory, &name, AtFlags::SYMLINK_NOFOLLOW).context(doing)?;
+    let root = open_root(scratch).context(doing)?;
+    // From here on the path that was asked for is at fault.
+    let failed = |errno: Errno| Error::bad_request(doing()).caused_by(io::Error::from(errno));
+    let directory = open_beneath(&root, parent).map_err(failed)?;
+    let stat = statat(&directory, &name, AtFlags::SYMLINK_NOFOLLOW).map_err(failed)?;
+    let found = match Kind::of(&stat) {
+        Kind::Directory => PathKind::Directory,
+        Kind::File | Kind::Symlink => PathKind::File,
+        Kind::Special(_) => return Err(failed(Errno::OPNOTSUPP)),
+    };
     let (read, write) = pipe_with(PipeFlags::CLOEXEC).context(doing)?;
     let packer = std::thread::Builder::new().spawn(move || {
         let mut output = io::BufWriter::new(File::from(write));
@@ -55,14 +64,7 @@ pub fn pack(scratch: &Path, id: &BoxId, path: &Path) -> Result<PackStream, Error
         Ok(())
     });
     let packer = packer.context(|| format!("cannot start a thread that reads box {id}"))?;
-    Ok(PackStream {
-        stream: read,
-        found: match Kind::of(&stat) {
-            Kind::Directory => PathKind::Directory,
-            Kind::File | Kind::Symlink | Kind::Special(_) => PathKind::File,
-        },
-        packer,
-    })
+    Ok(PackStream { stream: read, found, packer })
 }
 
 /// Where a path of the box is below its scratch space; `None` when it is not.
@@ -82,12 +84,17 @@ fn place(scratch: &Path, path: &Path) -> Option<PathBuf> {
     })
 }
 
-fn open_beneath(scratch: &Path, below: &Path) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let root = openat(CWD, scratch, flags, Mode::empty())?;
+const DIRECTORY: OFlags =
+    OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+fn open_root(scratch: &Path) -> rustix::io::Result<OwnedFd> {
+    openat(CWD, scratch, DIRECTORY, Mode::empty())
+}
+
+fn open_beneath(root: &OwnedFd, below: &Path) -> rustix::io::Result<OwnedFd> {
     let below = if below.as_os_str().is_empty() { Path::new(".") } else { below };
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    openat2(&root, below, flags, Mode::empty(), resolve)
+    openat2(root, below, DIRECTORY, Mode::empty(), resolve)
 }
 
 #[cfg(test)]
