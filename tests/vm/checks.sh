@@ -234,6 +234,51 @@ a_delegated_cgroup_is_used() {
     eventually rmdir $theirs
 }
 
+# The same cgroup in each hierarchy in which boxes have one.
+same_cgroup() {
+    case $layout in
+        pure) echo $unified/$1 ;;
+        hybrid) for root in unified memory pids cpu,cpuacct; do echo $cgroups/$root/$1; done ;;
+    esac
+}
+
+# v2 with processes cannot hand limits down: there a box is at the root.
+a_box_is_below_its_caller_where_limits_hold() {
+    local parent=$unified/caller
+    mkdir $(same_cgroup caller)
+    [ $layout = hybrid ] || parent=$unified
+    sh -c 'for at; do echo 0 >$at/cgroup.procs; done; exec tare run -- sleep 1000' sh \
+        $(same_cgroup caller) >/dev/null 2>&1 &
+    sleeps() {
+        for pid in $(cat $parent/tare-*/cgroup.procs); do
+            [ "$(cat /proc/$pid/comm)" != sleep ] || return 0
+        done
+        return 1
+    }
+    eventually sleeps
+    [ $layout = pure ] || ls -d $cgroups/pids/caller/tare-* || fail "it is not below its caller"
+    if [ $layout = pure ]; then
+        expect 125 "has processes of its own" tare run -d --cgroup-parent caller -- true
+    fi
+    kill -TERM $!
+    wait $!
+    eventually rmdir $(same_cgroup caller)
+    expect 125 "there is no such cgroup" tare run -d --cgroup-parent caller -- true
+}
+
+a_box_is_below_the_parent_that_was_chosen() {
+    mkdir $(same_cgroup chosen)
+    id=$(tare run -d --pids 10 --cgroup-parent chosen -- sleep 1000) || fail "no box"
+    ls -d $unified/chosen/tare-*-$id || fail "it is not there"
+    [ "$(cat $(same_cgroup chosen | grep 'pids\|cgroup/chosen')/tare-*-$id/pids.max)" = 11 ] ||
+        fail "it has no limit"
+    expect 0 "agree" tare audit
+    expect 0 "$id" tare rm -f "$id"
+    rmdir $(same_cgroup chosen) || fail "a box is left"
+    expect 0 "" tare sweep
+    [ -z "$(ls /run/tare/parents)" ] || fail "the parent is still listed"
+}
+
 the_next_run_ends_what_a_killed_one_left() {
     tare run --name orphan -- sleep 1000 &
     eventually box_runs
@@ -304,6 +349,8 @@ check a_terminal_is_one
 check contained_processes_see_the_host
 check users_without_privileges_have_boxes
 check a_delegated_cgroup_is_used
+check a_box_is_below_its_caller_where_limits_hold
+check a_box_is_below_the_parent_that_was_chosen
 check the_next_run_ends_what_a_killed_one_left
 check a_number_that_was_used_again_is_spared
 check fifty_in_a_row_leave_nothing
