@@ -205,6 +205,6 @@ mod tests {
     #[test]
     fn a_bare_host_is_described_without_failing() {
         let fake = FakeHost::new("bare", &[]);
-        assert_eq!(checks(&fake.host).len(), 10);
+        assert!(checks(&fake.host).iter().all(|check| !check.found.is_empty()));
     }
 }
