@@ -166,7 +166,7 @@ fn reload_over_http_applies_a_valid_configuration_and_explains_an_invalid_one() 
     let reload = || server.ask("POST", "/v1/reload", &[], b"");
     let two_seconds = json!({ "command": ["true"], "timeout_ms": 2000 });
     for (wrong, why) in
-        [("[limits]\ntimeot = '1s'\n", "timeot"), ("[gauges]\nwarn = 90\n", "thresholds")]
+        [("[limits]\ntimeot = '1s'\n", "timeot"), ("[gauges]\nwarn = 90\n", "warn 90")]
     {
         fs::write(&config, wrong).expect("a file");
         let refused = reload().refused(400, "invalid");
