@@ -78,15 +78,17 @@ impl Service {
         let session =
             self.call_in_box(caller, box_id, move |engine| engine.exec(&of, &spec, stdin));
         let mut session = session.await?;
+        // From here on there may be a process, and a client that goes ends it.
+        let mut counted = CountedEnd { service: self.clone(), cause: Cause::ClientGone };
         let begun = tokio::time::timeout(STARTED_WITHIN, relay::started(&mut session)).await;
         let late = |_| {
             ServiceError::unavailable("not_started", "the box did not start the process in time")
         };
-        let terminal = begun.map_err(late)??;
+        let terminal = begun.map_err(late).flatten();
+        let terminal = terminal.inspect_err(|_| counted.cause = Cause::StartFailed)?;
         let pipes = session.streams();
         let streams = Streams::new(pipes, terminal, bytes_max, || self.charge())?;
         let (service, box_id) = (self.clone(), box_id.clone());
-        let counted = CountedEnd { service: self.clone(), cause: Cause::ClientGone };
         Ok(Process { service, box_id, session, streams, started, counted, _permit: permit })
     }
 
