@@ -67,6 +67,7 @@ pub fn drive(site: &Site) -> Result<(), Failure> {
         state: site.state(),
         history: site.state_root().join("history"),
         claims: site.state_root().join("claims"),
+        parents: site.state_root().join("parents"),
     };
     let mut driver = Driver {
         orders,

@@ -34,6 +34,8 @@ pub struct Place {
     pub history: PathBuf,
     /// A few empty files that tare makes when it needs them, and keeps.
     pub claims: PathBuf,
+    /// The list of cgroups below which boxes were made, which a sweep shortens.
+    pub parents: PathBuf,
 }
 
 impl Place {
@@ -43,7 +45,9 @@ impl Place {
         let (namespaces, mounts) = namespaces_and_mounts(&processes);
         let state = Used::by_file_system(&self.state)
             .without(&self.history())
-            .without(&Used::by_files_in(&self.claims));
+            .without(&Used::by_files_in(&self.claims))
+            .without(&Used::by_files_in(&self.parents))
+            .without(&Used::by_file(&self.parents));
         let mut values = Values::from([
             (Measure::Processes, processes.len() as f64),
             (Measure::Threads, sum(processes.iter().map(|it| it.threads))),
