@@ -104,8 +104,8 @@ impl Gauges {
         self.levels.update(fullest_of_each(&self.limits))
     }
 
-    /// Returns the last measurement of every limit. The cgroups around this process have one each,
-    /// of which [`Self::readings`] has the fullest.
+    /// Returns the last measurement of every limit. Each cgroup around this process has a limit;
+    /// [`Self::readings`] has only the fullest of them.
     pub fn limits(&self) -> &[Reading] {
         &self.limits
     }

@@ -1,9 +1,8 @@
 //! What live boxes were promised, and whether one more box fits beside them. Nothing here
 //! measures or waits.
 //!
-//! A box is promised a share of its own limits. What it uses beyond that counts too. So a limit
-//! of the host is taken up by everything that is not a box, and for each box by its promise or
-//! its use, whichever is more.
+//! A box is promised a share of its own limits. Against a limit of the host count everything
+//! outside boxes, and for each box the larger of its promise and its use.
 
 use tare_engine::{Gauge, GaugedUse, Level, Reading, Thresholds};
 

@@ -129,7 +129,7 @@ impl<T> RunRequest<T> {
 
 /// A run without a result.
 struct Failed {
-    /// Of the end of the command. If that ended by itself, what followed failed.
+    /// How the command ended. With `exited`, the step after the command failed.
     cause: Cause,
     error: ServiceError,
 }
