@@ -54,7 +54,7 @@ fn a_name_that_could_be_mistaken_for_something_else_is_refused() {
 
 /// Numbers that are none, for every option that takes one.
 #[test]
-fn a_number_that_is_none_is_refused_and_named() {
+fn an_invalid_number_is_refused_and_named() {
     let tare = tare!();
     let options =
         ["--memory", "--cpus", "--pids", "--nofile", "--timeout", "--scratch", "--output-limit"];
@@ -165,7 +165,7 @@ fn a_missing_value_is_refused() {
     refused(&tare, &["-v"], &["-v"]);
 }
 #[test]
-fn a_variable_that_is_none_is_refused() {
+fn an_invalid_variable_is_refused() {
     let tare = tare!();
     for variable in ["NO_EQUALS", "=value", "", "A\nB=c"] {
         refused(&tare, &["-e", variable, "--", "true"], &["variable"]);
@@ -174,7 +174,7 @@ fn a_variable_that_is_none_is_refused() {
 
 /// A shell cannot pass a NUL, a file can.
 #[test]
-fn a_file_of_variables_that_is_none_is_refused() {
+fn an_invalid_environment_file_is_refused() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let contents: [(&str, &[u8]); 3] =
@@ -232,7 +232,7 @@ fn a_hundred_thousand_arguments_pass_or_are_refused_in_words() {
     }
 }
 #[test]
-fn a_working_directory_that_is_none_is_refused_and_named() {
+fn an_invalid_working_directory_is_refused_and_named() {
     let tare = tare!();
     for directory in ["/no/such/directory", "/etc/passwd", "relative", ""] {
         refused(&tare, &["-w", directory, "--", "true"], &[directory]);
@@ -248,7 +248,7 @@ fn a_working_directory_behind_a_descriptor_is_refused() {
     }
 }
 #[test]
-fn a_user_that_is_none_is_refused() {
+fn an_invalid_user_is_refused() {
     let tare = tare!();
     for user in [
         "4294967296",
@@ -282,7 +282,7 @@ fn a_volume_that_does_not_exist_is_refused_and_named() {
 }
 
 #[test]
-fn a_volume_that_is_none_is_refused() {
+fn an_invalid_volume_is_refused() {
     let tare = tare!();
     for volume in [
         "",
@@ -321,7 +321,7 @@ fn two_volumes_at_one_place_are_refused() {
 }
 
 #[test]
-fn a_root_directory_that_is_none_is_refused_and_named() {
+fn an_invalid_root_directory_is_refused_and_named() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let file = directory.write("file", "");
@@ -342,7 +342,7 @@ fn a_root_directory_without_the_program_ends_with_127() {
 }
 
 #[test]
-fn a_label_that_is_none_is_refused() {
+fn an_invalid_label_is_refused() {
     let tare = tare!();
     for label in ["no-equals", "=x", ""] {
         refused(&tare, &["--label", label, "--", "true"], &["label"]);
@@ -371,7 +371,7 @@ fn a_state_root_that_cannot_be_used_is_named() {
 }
 
 #[test]
-fn a_state_root_in_a_directory_that_is_missing_is_told_so() {
+fn a_state_root_below_a_missing_directory_is_an_error_that_names_it() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let missing = directory.join("missing");
@@ -385,7 +385,7 @@ fn a_state_root_in_a_directory_that_is_missing_is_told_so() {
 }
 
 #[test]
-fn a_command_that_is_none_is_refused_with_2() {
+fn an_unknown_command_is_refused_with_2() {
     let tare = tare!();
     let output = tare.call(["rnu", "--", "true"]).exited(2).printed("");
     assert!(output.stderr_text().contains("rnu"), "{output}");

@@ -45,7 +45,7 @@ fn nothing_is_listed_where_nothing_is() {
 }
 
 #[test]
-fn boxes_that_have_ended_are_listed_when_asked() {
+fn ls_a_lists_ended_boxes() {
     let tare = tare!();
     let running = named(&tare, "running");
     let ended = tare.detached(["--name", "ended", "--", "true"]);
@@ -336,7 +336,7 @@ fn another_user_cannot_look_and_changes_nothing() {
 }
 
 #[test]
-fn wait_gives_the_codes_of_boxes_in_the_order_asked() {
+fn wait_prints_exit_codes_in_the_order_of_its_arguments() {
     let tare = tare!();
     let before = tare.detached(["--name", "before", "--", "sh", "-c", "exit 4"]);
     tare.ended(&before);
@@ -358,7 +358,7 @@ fn wait_gives_the_codes_of_boxes_in_the_order_asked() {
 }
 
 #[test]
-fn a_box_that_somebody_is_attached_to_is_listed_too() {
+fn an_attached_box_is_listed_too() {
     let tare = tare!();
     let attached = tare.spawn(["--name", "a", "--", "sh", "-c", "echo up; sleep 1000"]);
     attached.see("up");
@@ -439,7 +439,7 @@ fn paths_and_arguments_that_are_no_text_are_listed_and_inspected() {
 }
 
 #[test]
-fn what_is_told_of_a_box_that_does_nothing_does_not_change() {
+fn the_lease_of_an_idle_box_is_always_shown_as_the_same_time() {
     let tare = tare!();
     let id = tare.idle_box();
     let seen: std::collections::BTreeSet<String> =
@@ -453,7 +453,7 @@ fn what_is_told_of_a_box_that_does_nothing_does_not_change() {
 /// In another PID namespace a keeper has no number, and its cgroups may not be shown
 /// there; without /proc not even this boot is known.
 #[test]
-fn a_box_is_not_over_because_somebody_cannot_see_it() {
+fn a_box_that_a_command_cannot_see_is_not_judged_dead() {
     let tare = tare!();
     if !is_root() {
         skip!("only root can make such places");

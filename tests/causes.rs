@@ -77,7 +77,7 @@ fn a_stop_that_has_to_kill_the_keeper_is_a_stop() {
 }
 
 #[test]
-fn a_forced_removal_and_a_killed_creator_are_told_apart_in_the_history() {
+fn the_history_distinguishes_a_forced_removal_from_a_killed_creator() {
     let tare = tare!();
     let id = tare.detached(["--", "sleep", "1000"]);
     tare.call(["rm", "-f", &id]).ok();

@@ -435,7 +435,7 @@ fn keeper_of_creator(creator: u32) -> Option<Pid> {
 }
 
 #[test]
-fn a_detached_run_heeds_a_signal_while_its_keeper_is_stopped() {
+fn a_detached_run_ends_at_a_signal_while_its_keeper_is_stopped() {
     let tare = tare!();
     for _ in 0..50 {
         let creator = tare.spawn_call(["run", "-d", "--quiet", "--", "sleep", "1000"]);

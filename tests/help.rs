@@ -100,7 +100,7 @@ fn the_version_is_one_line() {
 }
 
 #[test]
-fn help_and_version_can_be_asked_for_as_commands() {
+fn help_and_version_are_commands_too() {
     let tare = tare!();
     for (word, option) in [
         (&["help"][..], &["--help"][..]),

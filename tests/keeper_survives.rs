@@ -14,7 +14,7 @@ use tare_harness::{Random, Tare, eventually, skip, tare};
 
 /// Some programs are not found; others leave orphans and zombies.
 #[test]
-fn two_thousand_execs_that_fail_or_leave_orphans_cost_the_keeper_nothing() {
+fn two_thousand_execs_that_fail_or_leave_orphans_leave_nothing_in_the_keeper() {
     let tare = tare!();
     let id = tare.idle_box();
     let library = Library::open(&tare, &id);

@@ -37,7 +37,7 @@ fn a_command_that_a_signal_killed_ends_with_128_and_the_signal() {
 }
 
 #[test]
-fn a_file_that_is_no_program_ends_with_126() {
+fn a_file_that_is_not_executable_exits_with_126() {
     let tare = tare!();
     for path in ["/etc/passwd", "/usr"] {
         tare.run(["--", path]).exited(126).printed("").said(&[path]);
@@ -65,7 +65,7 @@ fn the_hosts_environment_does_not_pass() {
 }
 
 #[test]
-fn variables_that_were_asked_for_pass() {
+fn requested_variables_reach_the_command() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let file = directory.write("env", "# a comment\nFROM_FILE=one=1\n\nBOTH=file\n");
@@ -92,7 +92,7 @@ fn variables_that_were_asked_for_pass() {
 }
 
 #[test]
-fn the_working_directory_is_the_one_asked_for() {
+fn the_command_runs_in_the_requested_directory() {
     let tare = tare!();
     for directory in ["/tmp", "/usr/bin", "/"] {
         tare.run(["-w", directory, "--", "pwd"]).ok().printed(&format!("{directory}\n"));
@@ -116,12 +116,12 @@ fn the_rest_of_the_root_cannot_be_written() {
 }
 
 #[test]
-fn the_user_is_an_ordinary_one_unless_asked() {
+fn the_command_runs_as_an_ordinary_user_by_default() {
     let tare = tare!();
     tare.run(["--", "sh", "-c", "id -u; id -g; id -G"]).ok().printed("1000\n1000\n1000\n");
 }
 #[test]
-fn the_user_is_the_one_asked_for() {
+fn the_command_runs_as_the_requested_user() {
     let tare = tare!();
     for (asked, uid, gid) in
         [("1234:2345", 1234, 2345), ("1:1", 1, 1), ("65533:65532", 65533, 65532)]
@@ -240,7 +240,7 @@ fn json_stays_json_whatever_is_printed() {
 }
 
 #[test]
-fn json_does_not_change_how_errors_are_told() {
+fn json_does_not_change_error_messages() {
     let tare = tare!();
     tare.run(["--json", "--cpus", "NaN", "--", "true"]).exited(125).printed("").said(&["--cpus"]);
     tare.run(["--json", "--", "no-such-program"])
@@ -283,7 +283,7 @@ fn a_current_directory_that_is_gone_is_missed_only_where_it_is_needed() {
 }
 
 #[test]
-fn a_caller_who_may_open_few_files_is_told_so() {
+fn a_low_descriptor_limit_is_named_in_the_error() {
     let tare = tare!();
     for files in [10, 16, 20] {
         tare.shell(&format!("ulimit -n {files}; exec \"$TARE\" run -- true"))

@@ -75,7 +75,7 @@ fn without_t_there_is_no_terminal_inside() {
 }
 
 #[test]
-fn what_is_typed_reaches_the_command() {
+fn typed_input_reaches_the_command() {
     let tare = tare!();
     let mut session = tare.under_terminal(
         SIZE,

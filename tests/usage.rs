@@ -31,7 +31,7 @@ fn holding(tare: &Tare, id: &str, script: &str) -> Running {
 }
 
 #[test]
-fn what_a_box_uses_is_measured() {
+fn stats_measures_memory_processes_and_processor_time() {
     let tare = tare!();
     let id = tare.detached([
         "--memory",
@@ -71,7 +71,7 @@ while time.process_time() < 0.5: pass";
 }
 
 #[test]
-fn what_a_box_prints_is_counted() {
+fn stats_counts_the_output_of_a_box() {
     let tare = tare!();
     let script = "head -c 100000 /dev/zero; echo >&2 error; echo end; sleep 1000";
     let id = tare.detached(["--", "sh", "-c", script]);

@@ -123,7 +123,7 @@ fn commands_out_of_descriptors_leak_none_here_or_in_the_keeper() {
 /// E5, e2b and containerd: the server side of a stream kept running after its client had
 /// vanished.
 #[test]
-fn clients_that_vanish_mid_stream_cost_the_keeper_nothing() {
+fn clients_that_disappear_mid_stream_leave_nothing_in_the_keeper() {
     let case = case();
     let id = case.idle_box();
     let vanish = |_: &usize| {
@@ -196,7 +196,7 @@ fn requests_cancelled_or_refused_before_spawn_leave_nothing_in_the_keeper() {
 
 /// E11, dify-sandbox: memory grew with every run.
 #[test]
-fn ten_thousand_processes_in_a_row_cost_the_keeper_nothing() {
+fn ten_thousand_execs_in_a_row_leave_nothing_in_the_keeper() {
     let case = case();
     let id = case.idle_box();
     assert_cheap(&case, &id);

@@ -369,7 +369,7 @@ fn many_executions_leave_the_number_of_descriptors_unchanged() {
 /// The server remembers a limited number of bytes about skipped files, because a path can be as
 /// long as directories are deep.
 #[test]
-fn long_names_in_deep_directories_cost_the_server_little_memory() {
+fn the_server_needs_little_memory_for_long_names_in_deep_directories() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let code = "import os

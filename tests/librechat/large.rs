@@ -13,7 +13,7 @@ const PIECE: usize = 1 << 20;
 const MOST_RESIDENT: u64 = 40 << 20;
 
 #[test]
-fn a_file_of_140_mb_goes_in_and_comes_out_in_constant_memory() {
+fn a_file_of_140_mb_is_copied_in_and_out_in_constant_memory() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let piece: Vec<u8> = (0..PIECE).map(|n| (n % 249) as u8).collect();

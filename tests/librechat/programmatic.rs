@@ -206,7 +206,7 @@ fn forged_tool_calls_have_no_effect() {
 
 /// The server reads a limited number of the bytes that a program writes.
 #[test]
-fn large_forged_tool_calls_cost_the_server_little_memory() {
+fn the_server_needs_little_memory_for_large_forged_tool_calls() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let forge = |count: usize, call: &str| {

@@ -217,7 +217,7 @@ fn done(server: &Server, path: &str) -> usize {
 const CONTROL: &str = "head -c 1000000 /dev/zero | tr '\\0' '\\1' | tee /dev/stderr";
 
 #[test]
-fn responses_that_nobody_reads_stay_within_the_budget() {
+fn unread_responses_stay_within_the_budget() {
     let tare = tare!();
     let server = Server::start_configured(&tare, "[limits]\nbodies_bytes = '64m'\n");
     server.post("/v1/boxes", &json!({ "name": "web" })).was(201);

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_without_descriptors_is_told_so_whatever_failed() {
+    fn emfile_always_produces_the_hint_about_ulimit() {
         for cause in [
             Box::<dyn StdError + Send + Sync>::from(Errno::MFILE),
             io::Error::from(Errno::MFILE).into(),

@@ -113,7 +113,7 @@ fn the_end_of_a_box_fits_its_slot() {
 }
 
 #[test]
-fn every_program_name_becomes_one_harmless_word() {
+fn every_program_name_becomes_one_printable_word() {
     let mut random = Random(7);
     for length in 0..200 {
         let name = Name::of(&random.bytes(length));

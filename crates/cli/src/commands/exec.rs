@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_given_is_left_to_the_box() {
+    fn omitted_options_use_the_settings_of_the_box() {
         let spec = spec(&exec(&["web", "true"]), Terminal::Pipes, None).unwrap();
         assert_eq!((spec.workdir, spec.user, spec.timeout), (None, None, None));
         assert!(spec.env.is_empty() && !spec.detached);

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn only_boxes_that_have_not_ended_are_listed_unless_asked() {
+    fn ls_lists_only_live_boxes_by_default() {
         assert_eq!(selected(&[]), ["a", "c"]);
         assert_eq!(selected(&["-a"]), ["a", "b", "c"]);
         assert_eq!(selected(&["--filter", "state=exited"]), ["b"]);
@@ -231,7 +231,7 @@ cccccccccccc  -     stuck                -    2h     sleep '1 h'  2          3 M
     }
 
     #[test]
-    fn a_box_without_a_command_is_told_by_what_a_server_runs_in_it() {
+    fn a_box_without_a_command_shows_what_a_server_runs_in_it() {
         let mut status = status("aaaaaaaaaaaa", None, State::Running);
         let label = (RUN_LABEL.to_owned(), "python3".to_owned());
         status.labels.extend([label]);

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_a_lease_is_rounded_up() {
+    fn the_rest_of_a_lease_is_rounded_up() {
         for (seconds, shown) in
             [(0, "0s"), (59, "1m"), (61, "2m"), (7199, "2h"), (86_399, "1d"), (86_401, "2d")]
         {

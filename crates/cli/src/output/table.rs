@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_as_wide_as_what_is_in_them() {
+    fn columns_are_as_wide_as_their_widest_cell() {
         let expected = "\
 NAME      COMMAND                 PIDS
 database  postgres -D /work/data  12

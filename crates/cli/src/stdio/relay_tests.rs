@@ -44,7 +44,7 @@ fn signals() -> SignalFd {
 }
 
 #[test]
-fn what_was_written_before_the_end_arrives_after_it() {
+fn output_written_before_the_end_arrives_after_it() {
     let null = File::open("/dev/null").unwrap();
     let ((stdout, mut out), (stderr, mut err)) = (pipe(), pipe());
     out.write_all(b"hello ").unwrap();
@@ -76,7 +76,7 @@ fn a_box_whose_keeper_is_late_with_its_deadline_is_killed() {
 }
 
 #[test]
-fn output_past_the_limit_ends_the_box_when_asked_to() {
+fn output_past_the_limit_ends_the_box_with_output_kill() {
     let null = File::open("/dev/null").unwrap();
     let ((stdout, mut out), (stderr, _err)) = (pipe(), pipe());
     out.write_all(b"too much").unwrap();

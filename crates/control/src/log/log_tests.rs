@@ -319,7 +319,7 @@ fn a_forged_log_ends_without_growing_anything() {
 }
 
 #[test]
-fn a_disk_that_takes_nothing_costs_the_output_only() {
+fn a_full_disk_loses_only_output() {
     let full = || std::fs::OpenOptions::new().read(true).write(true).open("/dev/full");
     let files = [full().unwrap().into(), full().unwrap().into()];
     let mut writer = Writer::new(files, BYTES_MAX);

@@ -172,7 +172,7 @@ mod tests {
 
     /// 300 processes are full at 285: 20 of others, and boxes of 25.
     #[test]
-    fn what_was_promised_counts_whether_or_not_it_is_used() {
+    fn a_promise_counts_even_if_it_is_not_used() {
         let new = party(Work::Run, 25, 0);
         for used in [0, 10, 25] {
             let boxes = |count| vec![party(Work::Run, 25, used); count];

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_text_is_replaced_and_the_rest_stays() {
+    fn invalid_utf8_is_replaced_and_the_rest_is_unchanged() {
         let mut pieces = Utf8Pieces::new(Encoding::Utf8);
         assert_eq!(pieces.next(b"a\xffb\xe2\x82".to_vec()), "a\u{fffd}b");
         assert_eq!(pieces.flush(), "\u{fffd}");

@@ -69,7 +69,7 @@ fn signals() -> SignalFd {
 }
 
 #[test]
-fn all_output_arrives_before_the_end_of_the_box_is_told() {
+fn all_output_arrives_before_the_end_of_the_box_is_reported() {
     let mut attachable = Attachable::new();
     let (stdin, _typist) = pipe().unwrap();
     let ((mut out, stdout), (mut err, stderr)) = (pipe().unwrap(), pipe().unwrap());

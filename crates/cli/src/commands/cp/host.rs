@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_named() {
+    fn a_missing_source_is_named() {
         let error = Source::open(Path::new("/nope/x")).unwrap_err();
         let text = crate::error::sentence(&error);
         assert_eq!(text, "cannot read '/nope/x': No such file or directory");

@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_becomes_what_is_copied() {
+    fn a_missing_destination_becomes_the_copy() {
         let found = PathKind::Missing;
         assert_eq!(land(file(), "a/dst", found), as_dst());
         assert_eq!(land(file(), "a/dst/", found), None);

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn layouts_are_told_apart() {
+    fn each_cgroup_layout_is_recognised() {
         let place = || Some(PathBuf::from("/nowhere"));
         for (roots, expected) in [
             (CgroupRoots { unified: place(), ..NONE }, "pure v2"),
@@ -158,7 +158,7 @@ mod tests {
 
     /// The first process of a container is in the cgroup that the container sees.
     #[test]
-    fn a_group_with_processes_of_its_own_hands_down_only_what_it_did() {
+    fn a_v2_cgroup_with_processes_hands_down_only_enabled_controllers() {
         let limits = |pids: &str, switched_on: &str| {
             let directory = TemporaryDirectory::new();
             directory.write("cgroup.controllers", "cpu memory pids");

@@ -104,7 +104,7 @@ fn following_ends_when_the_reader_is_gone_though_the_box_is_silent() {
 }
 
 #[test]
-fn showing_ends_with_what_is_there_though_the_box_lives() {
+fn logs_without_follow_end_while_the_box_lives() {
     let mut shown = Box::new();
     shown.write("one\n");
     let (mut reading, writing) = std::io::pipe().unwrap();
@@ -116,7 +116,7 @@ fn showing_ends_with_what_is_there_though_the_box_lives() {
 }
 
 #[test]
-fn what_was_read_before_the_damage_is_shown() {
+fn output_before_damage_in_the_log_is_shown() {
     let mut damaged = Box::new();
     damaged.write("one\n");
     damaged.directory.write("log.1", [0xff; 64]);

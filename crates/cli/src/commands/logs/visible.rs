@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_what_it_was() {
+    fn printable_text_is_unchanged() {
         for text in ["a\tb\nc\r\n", "é ß £ ¿\n", "日本語 🦀\n", ""] {
             assert_eq!(shown(text), text);
         }

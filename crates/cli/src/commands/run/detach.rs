@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_for_is_taken() {
+    fn options_of_a_detached_box_are_taken_from_the_arguments() {
         let words = ["-di", "--lease", "never", "--keep", "--retention", "1h"];
         let given = options(&args(&words));
         assert_eq!((given.lease, given.retention), (None, HOUR));

@@ -173,7 +173,7 @@ fn the_defaults_are_those_of_the_help() {
 }
 
 #[test]
-fn what_was_asked_for_is_known_as_such() {
+fn explicit_limits_are_marked_as_explicit() {
     let spec = request(&[
         "--memory",
         "64m",
@@ -218,7 +218,7 @@ fn what_was_asked_for_is_known_as_such() {
 }
 
 #[test]
-fn root_is_asked_for_by_name() {
+fn only_the_option_root_makes_a_box_root() {
     let zero = request(&["-u", "0"]).spec;
     assert_eq!((zero.user, zero.privilege), (defaults::BOX_ROOT, Privilege::Unprivileged));
     let root = request(&["--root"]);
