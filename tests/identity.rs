@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 use serde_json::{Value, json};
-use tare_harness::account::{change, lines, write_lines};
+use tare_harness::record::{change, lines, write_lines};
 use tare_harness::skip::is_root;
 use tare_harness::witness::{assert_untouched, stranger};
 use tare_harness::{Running, Tare, eventually, skip, tare};

@@ -10,8 +10,8 @@ use std::time::Duration;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use tare_harness::account::{change, write_lines};
 use tare_harness::random::{Random, fresh_seed};
+use tare_harness::record::{change, write_lines};
 use tare_harness::skip::{has_program, is_root};
 use tare_harness::witness::{assert_untouched, stranger};
 use tare_harness::{

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use tare_harness::account::change;
+use tare_harness::record::change;
 use tare_harness::skip::is_root;
 use tare_harness::{
     Freezer, Output, Running, Server, TemporaryDirectory, eventually, eventually_within, skip,

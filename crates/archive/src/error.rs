@@ -42,25 +42,25 @@ impl Error {
     }
 
     pub(crate) fn damaged(why: &'static str) -> Self {
-        Self::new(ErrorKind::Malformed, "the archive is damaged".into()).because(why)
+        Self::new(ErrorKind::Malformed, "the archive is damaged".into()).caused_by(why)
     }
 
     pub(crate) fn refused(message: String, why: impl Into<String>) -> Self {
-        Self::new(ErrorKind::Refused, message).because(why.into())
+        Self::new(ErrorKind::Refused, message).caused_by(why.into())
     }
 
     pub(crate) fn failed(
         message: String,
         source: impl Into<Box<dyn StdError + Send + Sync>>,
     ) -> Self {
-        Self::new(ErrorKind::Failed, message).because(source)
+        Self::new(ErrorKind::Failed, message).caused_by(source)
     }
 
     fn new(kind: ErrorKind, message: String) -> Self {
         Self { kind, message, source: None }
     }
 
-    fn because(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+    fn caused_by(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.source = Some(source.into());
         self
     }

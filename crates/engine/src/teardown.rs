@@ -32,9 +32,9 @@ use crate::host::processes::{all_pids, keeper_candidates};
 use crate::observe::identity::{self, KeeperState};
 use crate::record::damage::Damage;
 use crate::record::lines::{
-    Account, EndedEntry, EndingEntry, Entry, Reason, RemovingEntry, StuckEntry,
+    EndedLine, EndingLine, Line, Reason, RecordLines, RemovingLine, StuckLine,
 };
-use crate::record::{self, Locked, Record};
+use crate::record::{self, LockedRecord, Record};
 use crate::spec::BoxId;
 
 /// How long the owner of a box waits for each object before the box counts as stuck.
@@ -72,7 +72,7 @@ struct Seen {
 
 /// Ends the box and removes what the order says. Success means that tare has seen everything gone.
 /// A failure is on record as `stuck`, and the same call can be repeated.
-pub fn tear_down(at: BoxAt<'_>, record: &mut Locked, order: Order<'_>) -> Result<(), Error> {
+pub fn tear_down(at: BoxAt<'_>, record: &mut LockedRecord, order: Order<'_>) -> Result<(), Error> {
     if let Some(damage @ Damage::NotOurs { .. }) = &record.damage {
         let message = format!("cannot remove {} from boxes/", at.id);
         return Err(Error::conflict(message)
@@ -97,7 +97,12 @@ pub fn tear_down(at: BoxAt<'_>, record: &mut Locked, order: Order<'_>) -> Result
 ///
 /// The error says why the create failed. If the roll-back fails too, that failure is on record as
 /// `stuck`, and is added to the error as a note.
-pub fn roll_back(at: BoxAt<'_>, mut record: Locked, child: Option<&Process>, why: Error) -> Error {
+pub fn roll_back(
+    at: BoxAt<'_>,
+    mut record: LockedRecord,
+    child: Option<&Process>,
+    why: Error,
+) -> Error {
     let order =
         Order { reason: Reason::ByCreator, leave: Leave::Nothing, within: OWN_WITHIN, child };
     match tear_down(at, &mut record, order) {
@@ -152,19 +157,19 @@ fn found_keeper(at: BoxAt<'_>, record: &Record) -> Result<Option<Process>, Error
 /// Kills the box and releases the holdings that must not outlive it.
 fn end(
     at: BoxAt<'_>,
-    record: &mut Locked,
+    record: &mut LockedRecord,
     order: Order<'_>,
     found: Option<&Process>,
 ) -> Result<Seen, Error> {
     let start = Instant::now();
     // Read this first: the counter is a file in the cgroup directory, which is removed below. The
     // creator has read it already.
-    let is_counted = order.reason != Reason::ByCreator && record.account.ended.is_none();
+    let is_counted = order.reason != Reason::ByCreator && record.lines.ended.is_none();
     let roots = cgroup::roots_of(at, record);
-    let oom = is_counted && cgroup::oom_kills(&roots, at.tagged()) > 0;
-    let created = record.account.intent.as_ref();
+    let oom = is_counted && cgroup::oom_kills(&roots, at.tagged_id()) > 0;
+    let created = record.lines.created.as_ref();
     if created.is_none_or(|created| created.spec.limits.cpus.is_some()) {
-        cgroup::unthrottle(&roots, at.tagged());
+        cgroup::unthrottle(&roots, at.tagged_id());
     }
     if let Some(keeper) = found {
         note_kill(record, keeper, order.reason);
@@ -178,7 +183,12 @@ fn end(
 }
 
 /// Releases every kind of holding that is due at this point, in the order of the table.
-fn release(at: BoxAt<'_>, record: &Locked, when: ReleaseAt, within: Duration) -> Result<(), Error> {
+fn release(
+    at: BoxAt<'_>,
+    record: &LockedRecord,
+    when: ReleaseAt,
+    within: Duration,
+) -> Result<(), Error> {
     for holding in HOLDINGS.iter().filter(|holding| holding.release_at == when) {
         (holding.release)(at, record, within)?;
     }
@@ -187,14 +197,19 @@ fn release(at: BoxAt<'_>, record: &Locked, when: ReleaseAt, within: Duration) ->
 
 /// Removes the box's kept files, record and names, and keeps its history unless its creator
 /// removes it.
-fn remove(at: BoxAt<'_>, record: &mut Locked, order: Order<'_>, seen: Seen) -> Result<(), Error> {
+fn remove(
+    at: BoxAt<'_>,
+    record: &mut LockedRecord,
+    order: Order<'_>,
+    seen: Seen,
+) -> Result<(), Error> {
     if order.reason != Reason::ByCreator {
         let now = Now::read();
         let took_ms = u64::try_from(seen.took.as_millis()).unwrap_or(u64::MAX);
         let removal = Removal {
             why: order.reason,
             pid: std::process::id(),
-            emptied_ms: record.account.ended.is_none().then_some(took_ms),
+            emptied_ms: record.lines.ended.is_none().then_some(took_ms),
             at: now.at,
             at_ns: now.ns,
         };
@@ -204,10 +219,10 @@ fn remove(at: BoxAt<'_>, record: &mut Locked, order: Order<'_>, seen: Seen) -> R
         record.forget(at.id)?;
     }
     release(at, record, ReleaseAt::Removal, order.within)?;
-    let names = lock_names(at, &record.account, order.within)?;
+    let names = lock_names(at, &record.lines, order.within)?;
     record::remove(&at.root.layout, at.id)?;
     match names {
-        Some(names) => release_names(at, &names, &record.account),
+        Some(names) => release_names(at, &names, &record.lines),
         None => Ok(()),
     }
 }
@@ -215,19 +230,23 @@ fn remove(at: BoxAt<'_>, record: &mut Locked, order: Order<'_>, seen: Seen) -> R
 /// Records that the removal has begun, so that the next command finishes it. An attached
 /// box needs no mark, because it goes with its creator. Returns false if the record
 /// cannot say it.
-fn mark_removal(record: &mut Locked) -> bool {
-    if record.damage.is_some() || record.account.intent.is_none() {
+fn mark_removal(record: &mut LockedRecord) -> bool {
+    if record.damage.is_some() || record.lines.created.is_none() {
         return false;
     }
     let at_ns = boot_ns();
-    record.account.detached().is_none()
-        || record.account.removing
-        || record.add(Entry::Removing(RemovingEntry { at_ns })).is_ok()
+    record.lines.detached().is_none()
+        || record.lines.removing
+        || record.add(Line::Removing(RemovingLine { at_ns })).is_ok()
 }
 
 /// The names, locked, if the box may have one.
-fn lock_names(at: BoxAt<'_>, account: &Account, within: Duration) -> Result<Option<Names>, Error> {
-    if account.intent.is_none() || !account.names.is_empty() {
+fn lock_names(
+    at: BoxAt<'_>,
+    lines: &RecordLines,
+    within: Duration,
+) -> Result<Option<Names>, Error> {
+    if lines.created.is_none() || !lines.names.is_empty() {
         Names::lock(&at.root.layout, within).context(|| cannot_release(at.id))
     } else {
         Ok(None)
@@ -236,15 +255,15 @@ fn lock_names(at: BoxAt<'_>, account: &Account, within: Duration) -> Result<Opti
 
 /// Releases the names that the record lists. If it lists none, or a wrong one, releases every
 /// name that leads to the box.
-fn release_names(at: BoxAt<'_>, names: &Names, account: &Account) -> Result<(), Error> {
-    let Some(tenant) = account.tenant() else {
+fn release_names(at: BoxAt<'_>, names: &Names, lines: &RecordLines) -> Result<(), Error> {
+    let Some(tenant) = lines.tenant() else {
         return names.release_all(at.id).context(|| cannot_release(at.id));
     };
     let mut is_right = true;
-    for name in &account.names {
+    for name in &lines.names {
         let released = names.release(tenant, name.as_str(), at.id);
         let was_held = released.context(|| cannot_release(at.id))?;
-        is_right &= was_held || account.is_renamed || account.names.last() != Some(name);
+        is_right &= was_held || lines.is_renamed || lines.names.last() != Some(name);
     }
     if is_right { Ok(()) } else { names.release_all(at.id).context(|| cannot_release(at.id)) }
 }
@@ -254,38 +273,38 @@ fn cannot_release(id: &BoxId) -> String {
 }
 
 /// Records the kill once, before it happens. A full disk does not stop the kill.
-fn note_kill(record: &mut Locked, keeper: &Process, reason: Reason) {
+fn note_kill(record: &mut LockedRecord, keeper: &Process, reason: Reason) {
     let is_alive = matches!(keeper.wait_dead(Duration::ZERO), Ok(false));
-    if is_alive && record.account.ending.is_none() {
-        record.add(Entry::Ending(EndingEntry::now(reason))).ok();
+    if is_alive && record.lines.ending.is_none() {
+        record.add(Line::Ending(EndingLine::now(reason))).ok();
     }
 }
 
 /// Records how the box ended: as its keeper wrote it, or "killed" if the keeper wrote nothing. If
 /// the disk is full, the next command that observes the box records it.
-fn note_ended(record: &mut Locked, seen: Seen) {
-    if record.account.ended.is_none() {
+fn note_ended(record: &mut LockedRecord, seen: Seen) {
+    if record.lines.ended.is_none() {
         let journal = record.journal().unwrap_or_default();
-        let ending = record.account.ending.as_ref();
-        let ended = EndedEntry::of(&journal, ending, record.last_sign(), seen.oom, seen.took);
-        record.add(Entry::Ended(ended)).ok();
+        let ending = record.lines.ending.as_ref();
+        let ended = EndedLine::of(&journal, ending, record.last_sign(), seen.oom, seen.took);
+        record.add(Line::Ended(ended)).ok();
     }
 }
 
 /// Records the failed step and the reason, and whether the record was to go too. The same failure
 /// is not recorded again before the next attempt is due, so that frequent commands do not fill
 /// the record.
-fn note_stuck(record: &mut Locked, error: Error, leave: Leave) -> Error {
+fn note_stuck(record: &mut LockedRecord, error: Error, leave: Leave) -> Error {
     let error = error.stuck();
     let why = std::error::Error::source(&error).map(ToString::to_string);
-    let last = record.account.stuck.as_ref();
-    let entry = StuckEntry {
-        remove: leave == Leave::Nothing || record.account.removing,
-        ..StuckEntry::after(last, error.to_string(), why.unwrap_or_default())
+    let last = record.lines.stuck.as_ref();
+    let line = StuckLine {
+        remove: leave == Leave::Nothing || record.lines.removing,
+        ..StuckLine::after(last, error.to_string(), why.unwrap_or_default())
     };
-    if !entry.is_said(last) {
+    if !line.is_said(last) {
         // A record that cannot be written is no reason to say less now.
-        record.add(Entry::Stuck(entry)).ok();
+        record.add(Line::Stuck(line)).ok();
     }
     error
 }

@@ -20,7 +20,7 @@ pub mod report;
 mod run;
 mod serve;
 
-use crate::failure::{Doing, Failure};
+use crate::failure::{Context, Failure};
 use crate::workspace::cargo;
 use clap::Subcommand;
 use serde::Serialize;
@@ -66,7 +66,7 @@ pub fn build() -> Result<(), Failure> {
     let status = cargo()
         .args(["build", "--release", "--package", "tare"])
         .status()
-        .doing(|| "cannot start cargo build".into())?;
+        .context(|| "cannot start cargo build".into())?;
     if status.success() {
         Ok(())
     } else {

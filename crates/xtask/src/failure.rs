@@ -22,12 +22,12 @@ impl fmt::Display for Failure {
 }
 
 /// Adds what failed to the reason.
-pub trait Doing<T> {
-    fn doing(self, what: impl FnOnce() -> String) -> Result<T, Failure>;
+pub trait Context<T> {
+    fn context(self, what: impl FnOnce() -> String) -> Result<T, Failure>;
 }
 
-impl<T, E: fmt::Display> Doing<T> for Result<T, E> {
-    fn doing(self, what: impl FnOnce() -> String) -> Result<T, Failure> {
+impl<T, E: fmt::Display> Context<T> for Result<T, E> {
+    fn context(self, what: impl FnOnce() -> String) -> Result<T, Failure> {
         self.map_err(|why| Failure(format!("{}: {why}", what())))
     }
 }

@@ -9,7 +9,7 @@ mod rules;
 mod source;
 mod specification;
 
-use crate::failure::{Doing, Failure};
+use crate::failure::{Context, Failure};
 use crate::workspace::Workspace;
 use source::Source;
 use std::fmt;
@@ -51,7 +51,7 @@ pub fn check() -> Result<(), Failure> {
         match fs::read_to_string(root.join(document)) {
             Ok(text) => findings.extend(rule(document, &text, &sources)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error).doing(|| format!("cannot read {document}")),
+            Err(error) => return Err(error).context(|| format!("cannot read {document}")),
         }
     }
     if !findings.is_empty() {
@@ -67,12 +67,13 @@ fn read_sources(root: &Path) -> Result<Vec<Source>, Failure> {
     for room in ROOMS {
         if root.join(room).is_dir() {
             collect(&root.join(room), DEPTH_MAX, &mut paths)
-                .doing(|| format!("cannot list {room}"))?;
+                .context(|| format!("cannot list {room}"))?;
         }
     }
     paths.sort();
     let sources = paths.iter().map(|path| {
-        let text = fs::read_to_string(path).doing(|| format!("cannot read {}", path.display()))?;
+        let text =
+            fs::read_to_string(path).context(|| format!("cannot read {}", path.display()))?;
         Ok(Source::new(path.strip_prefix(root).unwrap_or(path), text))
     });
     sources.collect()

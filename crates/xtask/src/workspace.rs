@@ -1,6 +1,6 @@
 //! What cargo knows about this workspace: where it is, and what it is made of.
 
-use crate::failure::{Doing, Failure};
+use crate::failure::{Context, Failure};
 use serde::Deserialize;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -46,12 +46,12 @@ impl Workspace {
             .stdin(Stdio::null())
             .stderr(Stdio::inherit())
             .output()
-            .doing(|| "cannot start cargo metadata".into())?;
+            .context(|| "cannot start cargo metadata".into())?;
         if !output.status.success() {
             return Err(Failure::new(format!("cargo metadata: {}", output.status)));
         }
         serde_json::from_slice(&output.stdout)
-            .doing(|| "cannot read what cargo metadata printed".into())
+            .context(|| "cannot read what cargo metadata printed".into())
     }
 }
 

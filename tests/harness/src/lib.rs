@@ -7,7 +7,6 @@
 //!
 //! Nothing here knows the engine: every observation comes from the kernel.
 
-pub mod account;
 mod boxes;
 mod capture;
 mod clock;
@@ -17,6 +16,7 @@ mod freezer;
 mod keeper;
 mod orphans;
 pub mod random;
+pub mod record;
 mod running;
 pub mod scene;
 mod server;

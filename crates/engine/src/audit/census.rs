@@ -7,7 +7,7 @@ use tare_kernel::procfs::{NAMESPACE_KINDS, Procfs, Stat};
 use tare_kernel::sockets::{self, Listening};
 
 use crate::host::layout::StateRoot;
-use crate::host::parallel::look_at_each;
+use crate::host::parallel;
 use crate::host::state_root;
 
 #[derive(Debug)]
@@ -38,7 +38,7 @@ impl Processes {
 
     fn add(&mut self, pids: &[i32]) {
         let Some(procfs) = &self.procfs else { return };
-        let stats = look_at_each(pids, |pid| procfs.stat(*pid).ok());
+        let stats = parallel::map(pids, |pid| procfs.stat(*pid).ok());
         for (pid, stat) in pids.iter().zip(stats) {
             if let Some(stat) = stat {
                 self.children.entry(stat.parent).or_default().push(*pid);

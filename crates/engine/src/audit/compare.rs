@@ -25,7 +25,7 @@ use crate::error::{Context, Error};
 use crate::holdings::cgroup::CgroupReader;
 use crate::holdings::{name, uids};
 use crate::host::layout::{BoxAt, StateRoot};
-use crate::host::parallel::look_at_each;
+use crate::host::parallel;
 use crate::host::state_root;
 use crate::observe::state::Duty;
 use crate::observe::view::State;
@@ -77,7 +77,7 @@ pub fn compare(
         let ids = state_root::ids(boxes.as_fd()).context(|| "cannot list the boxes".into())?;
         let until = Instant::now() + GOES_WITHIN;
         let look = |id: &BoxId| looked_at(root.at(id), boxes.as_fd(), objects, processes, until);
-        let looked = look_at_each(&ids, look);
+        let looked = parallel::map(&ids, look);
         for (id, one) in ids.into_iter().zip(looked) {
             on_record.insert(id, one.has_ended);
             keepers.extend(one.keeper);
@@ -104,7 +104,7 @@ fn looked_at(
             findings,
             summary: Some(Summary {
                 id: at.id.clone(),
-                is_stuck: observation.record.account.stuck.is_some(),
+                is_stuck: observation.record.lines.stuck.is_some(),
                 due: due(at.id, &observation),
                 audited: processes.map(|processes| audited(at, &observation, objects, processes)),
             }),
@@ -172,7 +172,7 @@ fn missing(
         }
         None => {}
     }
-    if observation.record.account.removing {
+    if observation.record.lines.removing {
         // The next command finishes its removal, unless it is stuck.
         return missing;
     }
@@ -182,10 +182,10 @@ fn missing(
     if lacks_scratch(at, observation) {
         missing.push(finding(FindingKind::LostScratch, Action::Leave));
     }
-    let account = &observation.record.account;
-    let name = name::current(at, account).or(account.names.last());
+    let lines = &observation.record.lines;
+    let name = name::current(at, lines).or(lines.names.last());
     if let Some(name) = name
-        && !name::leads_to(at, account, name)
+        && !name::leads_to(at, lines, name)
     {
         let name = name.to_string();
         missing.push(finding(FindingKind::LostName { name }, Action::Leave));
@@ -195,7 +195,7 @@ fn missing(
 
 /// A process may be between making the record and locking it.
 fn may_be_new(boxes: BorrowedFd<'_>, observation: &Observation) -> bool {
-    if observation.record.account.intent.is_some() || observation.record.damage.is_some() {
+    if observation.record.lines.created.is_some() || observation.record.damage.is_some() {
         return false;
     }
     let is_still = state_root::pause_creation(boxes);
@@ -206,7 +206,7 @@ fn may_be_new(boxes: BorrowedFd<'_>, observation: &Observation) -> bool {
 }
 
 fn lacks_cgroup(at: BoxAt<'_>, observation: &Observation) -> bool {
-    let identity = observation.record.account.keeper.as_ref();
+    let identity = observation.record.lines.keeper.as_ref();
     let had_one = identity.is_some_and(|identity| identity.cgroup_inode.is_some());
     had_one
         && observation.keeper().is_some()
@@ -214,13 +214,13 @@ fn lacks_cgroup(at: BoxAt<'_>, observation: &Observation) -> bool {
 }
 
 fn lacks_scratch(at: BoxAt<'_>, observation: &Observation) -> bool {
-    let is_made = observation.record.account.keeper.is_some();
+    let is_made = observation.record.lines.keeper.is_some();
     is_made && observation.record.keeps_scratch() && !at.scratch().is_dir()
 }
 
 /// Why a box that is not over on record should be gone, and what is to be done about it.
 pub fn left_behind(id: &BoxId, observation: &Observation) -> Option<Finding> {
-    if observation.record.account.ended.is_some() {
+    if observation.record.lines.ended.is_some() {
         return None;
     }
     let now_ns = boot_ns();
@@ -246,7 +246,7 @@ pub fn left_behind(id: &BoxId, observation: &Observation) -> Option<Finding> {
 /// not a difference, unless the cleanup was tried and failed.
 fn awaits_cleanup(observation: &Observation, found: &Finding) -> bool {
     let is_over = found.kind == FindingKind::LostKeeper && observation.keeper().is_none();
-    is_over && observation.record.account.stuck.is_none()
+    is_over && observation.record.lines.stuck.is_none()
 }
 
 /// What is due to a box with which nothing is wrong: its end is to be recorded, or its retention

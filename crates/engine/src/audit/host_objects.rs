@@ -15,10 +15,10 @@ use tare_kernel::procfs::Procfs;
 use tare_kernel::program;
 
 use crate::host::layout::{self, BoxAt, StateRoot};
-use crate::host::parallel::look_at_each;
+use crate::host::parallel;
 use crate::host::parents;
 use crate::host::processes::{all_pids, keeper_candidates};
-use crate::host::tag::{Tag, Tagged};
+use crate::host::tag::{Tag, TaggedId};
 use crate::observe::identity;
 use crate::record::Record;
 use crate::spec::BoxId;
@@ -98,7 +98,7 @@ fn cgroups(root: &StateRoot) -> BTreeMap<BoxId, Vec<PathBuf>> {
     let mut found: BTreeMap<BoxId, Vec<PathBuf>> = BTreeMap::new();
     for parent in parents::all(root) {
         for id in boxes_in(&parent, tag) {
-            let path = layout::cgroup(&parent, Tagged { tag, id: &id });
+            let path = layout::cgroup(&parent, TaggedId { tag, id: &id });
             found.entry(id).or_default().push(path);
         }
     }
@@ -123,7 +123,7 @@ pub fn strays(pids: &[i32]) -> Vec<Process> {
     let Ok(procfs) = Procfs::open() else {
         return Vec::new();
     };
-    let strays = look_at_each(pids, |pid| stray(&procfs, *pid));
+    let strays = parallel::map(pids, |pid| stray(&procfs, *pid));
     let until = Instant::now() + STRAY_AFTER;
     let stays = |process: &Process| {
         let left = until.saturating_duration_since(Instant::now());

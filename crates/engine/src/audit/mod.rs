@@ -134,15 +134,15 @@ fn audited(
     objects: &HostObjects,
     processes: &Processes,
 ) -> AuditedBox {
-    let account = &observation.record.account;
+    let lines = &observation.record.lines;
     let mut held = held_by(at, observation, processes);
     // Directories in v1 hierarchies have none below them: a box cannot see them.
     held.add_cgroups(objects.cgroups.get(at.id).into_iter().flatten());
-    let created = account.intent.as_ref().map(|intent| intent.created_at);
+    let created = lines.created.as_ref().map(|created| created.created_at);
     AuditedBox {
         id: at.id.clone(),
-        name: name::current(at, account).map(ToString::to_string),
-        key: account.tenant().and_then(Tenant::key).map(str::to_owned),
+        name: name::current(at, lines).map(ToString::to_string),
+        key: lines.tenant().and_then(Tenant::key).map(str::to_owned),
         state: observation.state(),
         created_at: created.unwrap_or(Timestamp::from_ms(0)),
         kept_by: kept_by(at, observation, &held),
@@ -170,7 +170,7 @@ fn kept_by(at: BoxAt<'_>, observation: &Observation, held: &Held) -> KeptBy {
         let pids = held.processes.iter().map(|process| process.pid);
         return KeptBy::Processes { pids: pids.collect() };
     }
-    let options = observation.record.account.detached();
+    let options = observation.record.lines.detached();
     match (observation.ended(at), options) {
         (Some(_), Some(options)) if options.remove => KeptBy::Retention { until: Timestamp::now() },
         (Some(ended), Some(options)) => {

@@ -28,8 +28,8 @@ use crate::observe::identity;
 use crate::observe::state::Duty;
 use crate::observe::{GOES_WITHIN, Observation, Ownership, observe_locked};
 use crate::record::damage::Damage;
-use crate::record::lines::{Reason, StuckEntry};
-use crate::record::{Locked, Record};
+use crate::record::lines::{Reason, StuckLine};
+use crate::record::{LockedRecord, Record};
 use crate::spec::BoxId;
 use crate::teardown::{Leave, Order, tear_down};
 
@@ -133,7 +133,7 @@ fn decide(
             }),
         };
     }
-    if !may_try(observation.record.account.stuck.as_ref(), goal) {
+    if !may_try(observation.record.lines.stuck.as_ref(), goal) {
         return Err(Outcome::Left);
     }
     let (leave, reason) = match observation.duty(boot_ns()) {
@@ -159,9 +159,9 @@ fn decide(
 }
 
 /// A box that failed to end is tried again when that is due. A sweep tries it at once.
-fn may_try(stuck: Option<&StuckEntry>, goal: Goal<'_>) -> bool {
+fn may_try(stuck: Option<&StuckLine>, goal: Goal<'_>) -> bool {
     match goal {
-        Goal::Due => stuck.is_none_or(StuckEntry::is_due),
+        Goal::Due => stuck.is_none_or(StuckLine::is_due),
         Goal::Clean { .. } | Goal::End { .. } => true,
     }
 }
@@ -179,7 +179,7 @@ fn is_leftover(observation: &Observation, reason: Reason) -> bool {
 /// Only a box that was detached has a record worth keeping.
 fn end_as_requested(
     at: BoxAt<'_>,
-    locked: &Locked,
+    locked: &LockedRecord,
     leave: Leave,
     reason: Reason,
 ) -> Result<Decision, Error> {
@@ -212,17 +212,17 @@ fn has_remains(at: BoxAt<'_>) -> bool {
         let candidates = keeper_candidates(&all_pids(), at.root.layout.tag()).into_iter();
         candidates.filter(|(id, _)| id == at.id).map(|(_, pid)| pid)
     };
-    roots.any(|root| layout::cgroup(&root, at.tagged()).is_dir())
+    roots.any(|root| layout::cgroup(&root, at.tagged_id()).is_dir())
         || identity::find_unrecorded(at, candidates()).is_some()
 }
 
 /// What became of an attempt to lock a record.
 #[derive(Debug)]
 enum LockAttempt {
-    Locked(Box<Locked>),
+    Locked(Box<LockedRecord>),
     /// The box had no record, and has an empty one now. Whatever happens, the next command goes
     /// on with it.
-    Claimed(Box<Locked>),
+    Claimed(Box<LockedRecord>),
     Busy,
     Gone,
 }
@@ -236,7 +236,7 @@ fn lock(at: BoxAt<'_>, boxes: BorrowedFd<'_>, effort: Effort<'_>) -> Result<Lock
             None => LockAttempt::Gone,
         },
         (Some(record), Goal::Due | Goal::Clean { .. }) => try_lock(boxes, at.id, record),
-        (None, Goal::Clean { .. }) => match Locked::claim(boxes, at.id) {
+        (None, Goal::Clean { .. }) => match LockedRecord::claim(boxes, at.id) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => LockAttempt::Busy,
             claimed => LockAttempt::Claimed(Box::new(
                 claimed.context(|| format!("cannot make a record of box {}", at.id))?,
@@ -253,7 +253,7 @@ fn try_lock(boxes: BorrowedFd<'_>, id: &BoxId, record: Record) -> LockAttempt {
     // What is no directory is replaced by one, and a process that makes a record waits until
     // creation is not paused.
     let is_record = !record.damage.as_ref().is_some_and(Damage::has_no_directory);
-    let may_be_new = is_record && record.account.intent.is_none();
+    let may_be_new = is_record && record.lines.created.is_none();
     if may_be_new && !state_root::pause_creation(boxes) {
         return LockAttempt::Busy;
     }
@@ -288,8 +288,8 @@ mod tests {
 
     #[test]
     fn a_stuck_box_is_left_alone_until_its_next_retry() {
-        let failed = |last: Option<StuckEntry>, _| {
-            Some(StuckEntry::after(last.as_ref(), "a".into(), "b".into()))
+        let failed = |last: Option<StuckLine>, _| {
+            Some(StuckLine::after(last.as_ref(), "a".into(), "b".into()))
         };
         let stuck = (0..3).fold(None, failed);
         assert!(!may_try(stuck.as_ref(), Goal::Due));

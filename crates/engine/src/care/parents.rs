@@ -51,7 +51,7 @@ fn recorded(boxes: std::os::fd::BorrowedFd<'_>) -> Option<Vec<PathBuf>> {
     let mut used = Vec::new();
     for id in state_root::ids(boxes).ok()? {
         if let Some(record) = Record::look(boxes, &id).ok()? {
-            used.extend(record.account.intent?.cgroup_roots);
+            used.extend(record.lines.created?.cgroup_roots);
         }
     }
     Some(used)

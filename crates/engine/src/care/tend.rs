@@ -114,12 +114,12 @@ pub fn tended(
         return Ok(None);
     };
     if at.root.access == Access::ReadWrite
-        && !name::superseded(at, &observation.record.account).is_empty()
+        && !name::superseded(at, &observation.record.lines).is_empty()
     {
         release_old_names(at, boxes);
     }
     let is_due = observation.duty(boot_ns()) != Duty::Leave
-        && may_try(observation.record.account.stuck.as_ref(), Goal::Due);
+        && may_try(observation.record.lines.stuck.as_ref(), Goal::Due);
     match at.root.access {
         Access::ReadWrite if is_due => {}
         Access::ReadWrite | Access::ReadOnly => return Ok(Some(observation)),
@@ -141,8 +141,8 @@ fn release_old_names(at: BoxAt<'_>, boxes: BorrowedFd<'_>) {
         // Another command does it later.
         return;
     };
-    for name in name::superseded(at, &locked.account) {
-        if let Some(tenant) = locked.account.tenant() {
+    for name in name::superseded(at, &locked.lines) {
+        if let Some(tenant) = locked.lines.tenant() {
             names.release(tenant, name.as_str(), at.id).ok();
         }
     }

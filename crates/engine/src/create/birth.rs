@@ -21,7 +21,7 @@ use crate::error::{Context, Error};
 use crate::holdings::uids;
 use crate::host::Host;
 use crate::host::obstacle::{Step, explained};
-use crate::host::tag::Tagged;
+use crate::host::tag::TaggedId;
 
 /// How a keeper is to be born.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ pub struct BirthOrder<'a> {
     pub record: BorrowedFd<'a>,
     pub map: IdMap,
     /// The box, whose id is the last of the keeper's arguments.
-    pub of: Tagged<'a>,
+    pub of: TaggedId<'a>,
 }
 
 /// A keeper that waits for its go, with our end of its socket.
@@ -142,7 +142,7 @@ fn program(host: &Host) -> io::Result<OwnedFd> {
 
 /// The tag of its state root and its box come last, for tools that look at the host's
 /// processes.
-fn arguments(of: Tagged<'_>) -> [CString; 3] {
+fn arguments(of: TaggedId<'_>) -> [CString; 3] {
     let of = [of.tag.as_str(), of.id.as_str()];
     let [tag, id] = of.map(|word| CString::new(word).expect("neither has a NUL"));
     [CString::from(KEEPER_NAME), tag, id]

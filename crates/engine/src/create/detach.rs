@@ -20,7 +20,7 @@ use crate::create::{self, Mode, NewBox};
 use crate::error::{Context, Error, Hint, LimitName};
 use crate::history;
 use crate::host::layout::{BoxAt, StateRoot};
-use crate::record::Locked;
+use crate::record::LockedRecord;
 use crate::session::{Event, Reserve, Session};
 use crate::spec::{BoxId, DetachOptions, Limit, Spec, quantity};
 
@@ -71,7 +71,7 @@ pub fn start_as(
     // falls between the two.
     if was_detached(at)? {
         drop(reserve);
-        return Err(create::give_up(at, record, removed(at.id), tend));
+        return Err(create::abandon(at, record, removed(at.id), tend));
     }
     start_recorded(at, (record, reserve), (spec, options, None), tend).map(Some)
 }
@@ -85,13 +85,13 @@ fn was_detached(at: BoxAt<'_>) -> Result<bool, Error> {
 
 fn start_recorded(
     at: BoxAt<'_>,
-    (record, reserve): (Locked, Reserve),
+    (record, reserve): (LockedRecord, Reserve),
     (spec, options, given_up): (&Spec, &DetachOptions, Option<BorrowedFd<'_>>),
     tend: &dyn Fn(),
 ) -> Result<Started, Error> {
     if let Err(error) = history::reserve(at.root) {
         drop(reserve);
-        return Err(create::give_up(at, record, error, tend));
+        return Err(create::abandon(at, record, error, tend));
     }
     let new = NewBox { spec, mode: Mode::Detached(options) };
     detach(create::make(at, record, reserve, new, tend)?, given_up)

@@ -41,9 +41,9 @@ use crate::holdings::{Tree, name, scratch, uids};
 use crate::host::layout::{BoxAt, StateRoot};
 use crate::host::obstacle::{Step, explained};
 use crate::host::{Host, parents};
-use crate::record::Locked;
+use crate::record::LockedRecord;
 use crate::record::files::DetachedFiles;
-use crate::record::lines::{KeeperIdentity, Lease};
+use crate::record::lines::{KeeperLine, Lease};
 use crate::session::stdio::{Owner, Stdin, Stdio, Streams};
 use crate::session::{OwnedBox, Reserve, Session};
 use crate::spec::{BoxId, DetachOptions, Isolation, Limit, Network, Spec, Terminal, quantity};
@@ -112,7 +112,7 @@ pub fn run(root: &StateRoot, spec: &Spec, stdin: Stdin, tend: &dyn Fn()) -> Resu
 /// Makes a box and lets its command run. A failure leaves nothing.
 fn make(
     at: BoxAt<'_>,
-    record: Locked,
+    record: LockedRecord,
     reserve: Reserve,
     new: NewBox<'_>,
     tend: &dyn Fn(),
@@ -129,13 +129,13 @@ fn record(
     spec: &Spec,
     options: Option<&DetachOptions>,
     tend: &dyn Fn(),
-) -> Result<Locked, Error> {
+) -> Result<LockedRecord, Error> {
     let parents = match options {
         None => at.root.parents_of_attached(),
         Some(_) => at.root.parents_of_detached(),
     };
     let of_host = (&at.root.host, &parents);
-    let made = Locked::create(&at.root.layout, at.id, of_host, spec, options);
+    let made = LockedRecord::create(&at.root.layout, at.id, of_host, spec, options);
     made.map_err(|error| {
         tend();
         explained(error, Step::StateRoot)
@@ -143,7 +143,7 @@ fn record(
 }
 
 /// Removes a record whose box could not be made, and returns the error for the user.
-fn give_up(at: BoxAt<'_>, record: Locked, why: Error, tend: &dyn Fn()) -> Error {
+fn abandon(at: BoxAt<'_>, record: LockedRecord, why: Error, tend: &dyn Fn()) -> Error {
     tend();
     roll_back(at, record, None, why)
 }
@@ -152,7 +152,7 @@ fn give_up(at: BoxAt<'_>, record: Locked, why: Error, tend: &dyn Fn()) -> Error 
 /// nothing: `tend` cleans up after boxes that may be in the way of the roll-back.
 pub fn prepare(
     at: BoxAt<'_>,
-    mut record: Locked,
+    mut record: LockedRecord,
     reserve: Reserve,
     new: NewBox<'_>,
     tend: &dyn Fn(),
@@ -186,7 +186,7 @@ struct Acquired {
     files: Option<DetachedFiles>,
 }
 
-fn acquire(at: BoxAt<'_>, record: &Locked, new: NewBox<'_>) -> Result<Acquired, Error> {
+fn acquire(at: BoxAt<'_>, record: &LockedRecord, new: NewBox<'_>) -> Result<Acquired, Error> {
     let NewBox { spec, mode } = new;
     let (layout, host) = (&at.root.layout, &at.root.host);
     check_memory(spec)?;
@@ -243,10 +243,10 @@ impl Acquired {
 /// makes the box meanwhile, which dies with it.
 fn start_keeper(
     at: BoxAt<'_>,
-    record: &mut Locked,
+    record: &mut LockedRecord,
     new: NewBox<'_>,
     mut acquired: Acquired,
-) -> Result<Made, CreateFailed> {
+) -> Result<StartedKeeper, CreateFailed> {
     let host = &at.root.host;
     let (endowment, sources) = acquired.endowment();
     let order = BirthOrder {
@@ -257,14 +257,14 @@ fn start_keeper(
         endowment: &endowment,
         record: (**record).as_fd(),
         map: acquired.map,
-        of: at.tagged(),
+        of: at.tagged_id(),
     };
     let keeper = birth::spawn_keeper(host, &order)?;
     let (child, link) = (keeper.child.go(), keeper.link);
     let plan = plan::plan(new, at.id, host, &acquired.cgroups, sources, endowment.roles());
     acquired.cgroups.join.clear();
     let lease = Lease::of(new.mode.options().and_then(|options| options.lease));
-    let made = Made {
+    let made = StartedKeeper {
         child,
         link,
         notes: notes(new.spec, host, &acquired.cgroups),
@@ -283,7 +283,7 @@ fn start_keeper(
 
 /// A box that has a keeper.
 #[derive(Debug)]
-struct Made {
+struct StartedKeeper {
     child: Child,
     link: Channel,
     cgroups: CgroupHolding,
@@ -295,18 +295,18 @@ struct Made {
     notes: Vec<String>,
 }
 
-impl Made {
+impl StartedKeeper {
     /// Nothing runs in the box before this is on record.
-    fn write_identity(&self, record: &mut Locked, host: &Host) -> Result<(), Error> {
+    fn write_identity(&self, record: &mut LockedRecord, host: &Host) -> Result<(), Error> {
         let identity = self.identity(host).and_then(|identity| record.add_keeper(identity));
         identity
             .context(|| "cannot record the keeper's identity".to_owned())
             .map_err(|error| explained(error, Step::StateRoot))
     }
 
-    fn identity(&self, host: &Host) -> io::Result<KeeperIdentity> {
+    fn identity(&self, host: &Host) -> io::Result<KeeperLine> {
         let process = &self.child.process;
-        Ok(KeeperIdentity {
+        Ok(KeeperLine {
             boot_id: host.boot_id.clone(),
             pid: process.pid(),
             pidfd_inode: process.inode()?,
@@ -317,7 +317,13 @@ impl Made {
         })
     }
 
-    fn into_session(self, at: BoxAt<'_>, record: Locked, reserve: Reserve, spec: &Spec) -> Session {
+    fn into_session(
+        self,
+        at: BoxAt<'_>,
+        record: LockedRecord,
+        reserve: Reserve,
+        spec: &Spec,
+    ) -> Session {
         Session::new(at.id.clone(), self.link, self.streams, None)
             .of_command(spec.command.first().cloned(), spec.workdir.clone())
             .owning(OwnedBox {
@@ -392,7 +398,7 @@ fn trees(at: BoxAt<'_>, spec: &Spec, map: IdMap, scratch: Option<Tree>) -> Resul
 /// Containment has no scratch space of its own to keep.
 fn kept_scratch(
     at: BoxAt<'_>,
-    record: &Locked,
+    record: &LockedRecord,
     new: NewBox<'_>,
     map: IdMap,
 ) -> Result<Option<Tree>, Error> {
@@ -464,7 +470,7 @@ fn check_scratch(spec: &Spec, cgroups: &CgroupHolding) -> Result<(), Error> {
     }
 }
 
-fn detached_files(mode: Mode<'_>, record: &Locked) -> Result<Option<DetachedFiles>, Error> {
+fn detached_files(mode: Mode<'_>, record: &LockedRecord) -> Result<Option<DetachedFiles>, Error> {
     match mode {
         Mode::Attached(_) => Ok(None),
         Mode::Detached(_) => {

@@ -36,7 +36,7 @@ const LOCK_WITHIN: Duration = Duration::from_millis(100);
 
 /// One line of the file.
 #[derive(Debug, Serialize, Deserialize)]
-struct Line {
+struct StoredHistory {
     boot_id: String,
     /// Until when it is kept, on the boot clock.
     until_ns: u64,
@@ -93,7 +93,7 @@ impl HistoryFile<'_> {
     }
 
     fn line(&self, sources: Sources, until_ns: u64) -> io::Result<Vec<u8>> {
-        let mut line = Line { boot_id: self.boot_id.to_owned(), until_ns, sources };
+        let mut line = StoredHistory { boot_id: self.boot_id.to_owned(), until_ns, sources };
         loop {
             let mut bytes = serde_json::to_vec(&line)?;
             bytes.push(b'\n');
@@ -139,10 +139,10 @@ impl HistoryFile<'_> {
     }
 
     /// Returns the lines that are still to be kept, as bytes and parsed.
-    fn kept<'b>(&self, bytes: &'b [u8]) -> Vec<(&'b [u8], Line)> {
+    fn kept<'b>(&self, bytes: &'b [u8]) -> Vec<(&'b [u8], StoredHistory)> {
         let mut seen = BTreeSet::new();
         let lines = bytes.split(|byte| *byte == b'\n').rev();
-        let mut kept: Vec<(&[u8], Line)> = lines
+        let mut kept: Vec<(&[u8], StoredHistory)> = lines
             .filter_map(|bytes| Some((bytes, self.parse(bytes)?)))
             .filter(|(_, line)| seen.insert(line.sources.id.to_string()))
             .collect();
@@ -151,11 +151,11 @@ impl HistoryFile<'_> {
     }
 
     /// Returns `None` for a line that is damaged or has expired.
-    fn parse(&self, bytes: &[u8]) -> Option<Line> {
+    fn parse(&self, bytes: &[u8]) -> Option<StoredHistory> {
         if bytes.is_empty() || bytes.len() > LINE_BYTES_MAX {
             return None;
         }
-        let line: Line = serde_json::from_slice(bytes).ok()?;
+        let line: StoredHistory = serde_json::from_slice(bytes).ok()?;
         (line.boot_id == self.boot_id && line.until_ns > boot_ns()).then_some(line)
     }
 }

@@ -9,7 +9,7 @@ use rustix::fs::{FileType, FlockOperation, flock};
 
 use super::*;
 use crate::history::steps::{History, Now, tell};
-use crate::record::lines::entries;
+use crate::record::lines::parse;
 use crate::spec::BoxId;
 
 const BOOT: &str = "this-boot";
@@ -45,7 +45,7 @@ fn sources(text: &str) -> Sources {
     let line = serde_json::json!({"stuck": {"step": text, "why": "", "tries": 1, "at_ns": 1}});
     Sources {
         id: BoxId::random(),
-        entries: entries(&line.to_string()).collect(),
+        lines: parse(&line.to_string()).collect(),
         events: Vec::new(),
         ended: None,
         detached: false,
@@ -130,7 +130,7 @@ fn a_history_that_is_too_long_is_shortened() {
     let place = Place::new();
     let path = place.file();
     let mut long = sources("beginning");
-    long.entries.extend((0..500).flat_map(|_| sources(&"é".repeat(1000)).entries));
+    long.lines.extend((0..500).flat_map(|_| sources(&"é".repeat(1000)).lines));
     add(&path, &long, HOUR);
     assert!(fs::metadata(&path).unwrap().len() <= LINE_BYTES_MAX as u64);
     let read = told(&history(&path).read().unwrap()[0]);

@@ -21,7 +21,7 @@ use crate::host::state_root;
 use crate::observe::observe;
 use crate::observe::view::{State, no_box};
 use crate::record::Record;
-use crate::record::lines::{Entry, Reason};
+use crate::record::lines::{Line, Reason};
 use crate::spec::BoxId;
 use crate::spec::name::with_key;
 use crate::spec::shown::quoted;
@@ -50,12 +50,12 @@ pub fn explain_recorded(at: BoxAt<'_>) -> Result<Explanation, Error> {
     let observation = observe(at, record);
     let record = &observation.record;
     let mut sources = Sources::read(at.id, record);
-    if record.account.ended.is_none() {
+    if record.lines.ended.is_none() {
         // No command has recorded the end yet.
-        sources.entries.extend(observation.ended(at).map(Entry::Ended));
+        sources.lines.extend(observation.ended(at).map(Line::Ended));
     }
-    sources.oom =
-        observation.is_live() && cgroup::oom_kills(&cgroup::roots_of(at, record), at.tagged()) > 0;
+    sources.oom = observation.is_live()
+        && cgroup::oom_kills(&cgroup::roots_of(at, record), at.tagged_id()) > 0;
     let history = steps::tell(&sources, Now::read());
     Ok(Explanation { state: Some(observation.state()), history })
 }
@@ -145,11 +145,11 @@ pub fn reserve(root: &StateRoot) -> Result<(), Error> {
 /// kernel killed a process for memory, if the record does not say it.
 pub fn keep(at: BoxAt<'_>, record: &Record, removal: Removal, oom: bool) {
     // Without even the line of the creation, the box was never announced.
-    if record.account.intent.is_none() && record.account.keeper.is_none() {
+    if record.lines.created.is_none() && record.lines.keeper.is_none() {
         return;
     }
     let sources = Sources { removal: Some(removal), oom, ..Sources::read(at.id, record) };
-    let retention = record.account.detached().map_or(RETENTION, |options| options.retention);
+    let retention = record.lines.detached().map_or(RETENTION, |options| options.retention);
     let path = at.root.layout.history();
     // A lack of space is no reason to keep the box.
     file(at.root, &path).add(sources, retention).ok();

@@ -20,7 +20,7 @@ use tare_kernel::clock::boot_ns;
 
 use crate::history::text;
 use crate::record::Record;
-use crate::record::lines::{EndedEntry, Entry, Intent, Reason};
+use crate::record::lines::{Created, EndedLine, Line, Reason};
 use crate::spec::shown::escaped;
 use crate::spec::{BoxId, Spec, Tenant};
 use crate::time::Timestamp;
@@ -37,7 +37,7 @@ const TEXT_CHARS_MAX: usize = 160;
 pub struct Sources {
     pub id: BoxId,
     /// The lines of the record.
-    pub entries: Vec<Entry>,
+    pub lines: Vec<Line>,
     /// The events of the journal.
     pub events: Vec<Event>,
     pub ended: Option<Ended>,
@@ -138,7 +138,7 @@ impl Sources {
         let journal = record.journal().unwrap_or_default();
         Self {
             id: id.clone(),
-            entries: record.entries(),
+            lines: record.read_each_line(),
             events: journal.events,
             ended: journal.ended,
             detached: journal.detached,
@@ -150,30 +150,30 @@ impl Sources {
 
     /// Returns the tenant that the box belonged to; `None` if nothing says it.
     pub fn tenant(&self) -> Option<&Tenant> {
-        self.entries.iter().find_map(|entry| match entry {
-            Entry::Intent(intent) => Some(&intent.spec.tenant),
-            Entry::Keeper(_)
-            | Entry::Renamed(_)
-            | Entry::Updated(_)
-            | Entry::Removing(_)
-            | Entry::Stuck(_)
-            | Entry::Ending(_)
-            | Entry::Ended(_) => None,
+        self.lines.iter().find_map(|line| match line {
+            Line::Created(created) => Some(&created.spec.tenant),
+            Line::Keeper(_)
+            | Line::Renamed(_)
+            | Line::Updated(_)
+            | Line::Removing(_)
+            | Line::Stuck(_)
+            | Line::Ending(_)
+            | Line::Ended(_) => None,
         })
     }
 
     /// Returns the names that the box had, the last one last.
     pub fn names(&self) -> impl DoubleEndedIterator<Item = &str> {
-        self.entries.iter().filter_map(Entry::name).map(|name| name.as_str())
+        self.lines.iter().filter_map(Line::name).map(|name| name.as_str())
     }
 
     /// Returns until when the box had this name, on the boot clock. `None`: it never had the name.
     pub fn had_name_until(&self, name: &str) -> Option<u64> {
         let mut until = self.removal.map_or(u64::MAX, |removal| removal.at_ns);
-        for entry in self.entries.iter().rev() {
-            match entry.name() {
+        for line in self.lines.iter().rev() {
+            match line.name() {
                 Some(own) if own.as_str() == name => return Some(until),
-                Some(_) => until = entry.at_ns(),
+                Some(_) => until = line.at_ns(),
                 None => {}
             }
         }
@@ -183,41 +183,41 @@ impl Sources {
     /// Drops what a history can do without: first the details of the request, then the middle of
     /// the lines and events. Returns false if nothing is left to drop.
     pub fn shorten(&mut self) -> bool {
-        if let Some(Entry::Intent(intent)) = self.entries.first_mut() {
-            let command = vec![cut(&command_of(intent), TEXT_CHARS_MAX + 1).into()];
+        if let Some(Line::Created(created)) = self.lines.first_mut() {
+            let command = vec![cut(&command_of(created), TEXT_CHARS_MAX + 1).into()];
             let short = Spec {
-                tenant: intent.spec.tenant.clone(),
-                name: intent.spec.name.clone(),
+                tenant: created.spec.tenant.clone(),
+                name: created.spec.name.clone(),
                 ..Spec::of(command)
             };
-            if intent.spec != short {
-                intent.spec = short;
-                intent.cgroup_roots.clear();
+            if created.spec != short {
+                created.spec = short;
+                created.cgroup_roots.clear();
                 return true;
             }
         }
-        let entries = drop_middle(&mut self.entries);
-        self.dropped = self.dropped.saturating_add(entries);
-        entries + drop_middle(&mut self.events) > 0
+        let lines = drop_middle(&mut self.lines);
+        self.dropped = self.dropped.saturating_add(lines);
+        lines + drop_middle(&mut self.events) > 0
     }
 
     /// When the box ended, as far as it is known: by its keeper, by the process that killed it, or
     /// by the process that found it ended.
     fn end_ns(&self) -> Option<u64> {
         let ended = self.ended.map(|ended| ended.at_us.saturating_mul(1000));
-        let killed = self.entries.iter().filter(|entry| matches!(entry, Entry::Ending(_)));
-        let known = ended.into_iter().chain(killed.map(Entry::at_ns)).min();
-        let mut found = self.entries.iter().filter(|entry| matches!(entry, Entry::Ended(_)));
-        known.or_else(|| found.next().map(Entry::at_ns))
+        let killed = self.lines.iter().filter(|line| matches!(line, Line::Ending(_)));
+        let known = ended.into_iter().chain(killed.map(Line::at_ns)).min();
+        let mut found = self.lines.iter().filter(|line| matches!(line, Line::Ended(_)));
+        known.or_else(|| found.next().map(Line::at_ns))
     }
 
     /// How the box ended, if it has: as its record, its keeper or the tare process that killed it
     /// wrote. The keeper of a removed box without such a line was lost.
     pub fn end(&self) -> Option<End> {
-        let line = |end: fn(&Entry) -> Option<End>| self.entries.iter().find_map(end);
-        let written = line(|entry| if let Entry::Ended(it) = entry { Some(it.end) } else { None });
-        let killed = line(|entry| {
-            if let Entry::Ending(it) = entry { Some(End::killed(it.why.cause())) } else { None }
+        let find = |end: fn(&Line) -> Option<End>| self.lines.iter().find_map(end);
+        let written = find(|line| if let Line::Ended(it) = line { Some(it.end) } else { None });
+        let killed = find(|line| {
+            if let Line::Ending(it) = line { Some(End::killed(it.why.cause())) } else { None }
         });
         let lost = self.removal.map(|removal| {
             let is_abandoned = removal.why == Reason::Abandoned;
@@ -241,13 +241,13 @@ pub fn tell(sources: &Sources, now: Now) -> History {
     let now = removed.unwrap_or(now);
     let mut steps = Steps { beginning: beginning(sources, now), now, list: Vec::new() };
     // First, because it comes before an end of the same time.
-    let is_noted = |entry: &Entry| matches!(entry, Entry::Ended(ended) if ended.end.oom);
-    if sources.oom || sources.entries.iter().any(is_noted) {
+    let is_noted = |line: &Line| matches!(line, Line::Ended(ended) if ended.end.oom);
+    if sources.oom || sources.lines.iter().any(is_noted) {
         // The kernel counts these kills and does not date them: they were before the end.
         steps.add(sources.end_ns().unwrap_or(now.ns), StepKind::Oom, text::OOM.to_owned());
     }
-    for entry in &sources.entries {
-        add_entry(&mut steps, entry, sources);
+    for line in &sources.lines {
+        add_line(&mut steps, line, sources);
     }
     for event in &sources.events {
         add_event(&mut steps, event);
@@ -326,37 +326,37 @@ fn step(at: Timestamp, created_at: Timestamp, event: StepKind, text: &str) -> St
 
 /// When the box was created. If the record does not say it, this is the first time that is known.
 fn beginning(sources: &Sources, now: Now) -> Now {
-    let created = sources.entries.iter().find_map(|entry| {
-        let Entry::Intent(intent) = entry else { return None };
-        Some(Now { at: intent.created_at, ns: intent.created_ns })
+    let created = sources.lines.iter().find_map(|line| {
+        let Line::Created(created) = line else { return None };
+        Some(Now { at: created.created_at, ns: created.created_ns })
     });
     created.unwrap_or_else(|| {
-        let lines = sources.entries.iter().map(Entry::at_ns);
+        let lines = sources.lines.iter().map(Line::at_ns);
         let ns = lines.chain(sources.events.iter().map(event_ns)).min();
         let ns = ns.unwrap_or(now.ns).min(now.ns);
         Now { at: now.at.before(Duration::from_nanos(now.ns - ns)), ns }
     })
 }
 
-fn add_entry(steps: &mut Steps, entry: &Entry, sources: &Sources) {
-    let (kind, text) = match entry {
-        Entry::Intent(intent) => (StepKind::Created, text::created(&command_of(intent))),
-        Entry::Keeper(keeper) => (StepKind::Go, text::go(keeper.pid)),
-        Entry::Renamed(renaming) => (StepKind::Renamed, format!("renamed to {}", renaming.name)),
-        Entry::Updated(update) => (StepKind::Updated, text::updated(update)),
-        Entry::Stuck(stuck) => (StepKind::Stuck, format!("could not be ended: {stuck}")),
-        Entry::Ending(it) => (StepKind::Killed, text::killed_by_tare(it.why, it.pid)),
-        Entry::Ended(ended) => return add_end(steps, ended, sources),
+fn add_line(steps: &mut Steps, line: &Line, sources: &Sources) {
+    let (kind, text) = match line {
+        Line::Created(created) => (StepKind::Created, text::created(&command_of(created))),
+        Line::Keeper(keeper) => (StepKind::Go, text::go(keeper.pid)),
+        Line::Renamed(renaming) => (StepKind::Renamed, format!("renamed to {}", renaming.name)),
+        Line::Updated(update) => (StepKind::Updated, text::updated(update)),
+        Line::Stuck(stuck) => (StepKind::Stuck, format!("could not be ended: {stuck}")),
+        Line::Ending(it) => (StepKind::Killed, text::killed_by_tare(it.why, it.pid)),
+        Line::Ended(ended) => return add_end(steps, ended, sources),
         // A removal has its own steps.
-        Entry::Removing(_) => return,
+        Line::Removing(_) => return,
     };
-    steps.add(entry.at_ns(), kind, text);
+    steps.add(line.at_ns(), kind, text);
 }
 
 /// Adds what the process saw that found the box ended.
-fn add_end(steps: &mut Steps, ended: &EndedEntry, sources: &Sources) {
-    let is_kill = |entry: &Entry| matches!(entry, Entry::Ending(_));
-    if sources.ended.is_none() && !sources.entries.iter().any(is_kill) {
+fn add_end(steps: &mut Steps, ended: &EndedLine, sources: &Sources) {
+    let is_kill = |line: &Line| matches!(line, Line::Ending(_));
+    if sources.ended.is_none() && !sources.lines.iter().any(is_kill) {
         let text = text::lost(ended.after, ended.at);
         steps.add(ended.at_ns, StepKind::Lost, text).ended(ended.end);
     }
@@ -409,8 +409,8 @@ fn overwritten(events: &[Event]) -> u64 {
     last.saturating_sub(events.len() as u64)
 }
 
-fn command_of(intent: &Intent) -> String {
-    let words = intent.spec.command.iter().map(|word| word.to_string_lossy());
+fn command_of(created: &Created) -> String {
+    let words = created.spec.command.iter().map(|word| word.to_string_lossy());
     Vec::from_iter(words).join(" ")
 }
 

@@ -3,7 +3,7 @@
 use tare_control::journal::Name;
 
 use super::*;
-use crate::record::lines::{VERSION, entries};
+use crate::record::lines::{VERSION, parse};
 
 const ID: &str = "abcdefghij23";
 /// On the boot clock, when the boxes of these tests were made.
@@ -22,7 +22,7 @@ fn event(number: u32, ms: u64, what: BoxEvent) -> Event {
 }
 
 /// The first line of a box whose creation was at 1,000 s of 1970.
-fn intent(command: &str) -> String {
+fn created(command: &str) -> String {
     let created_at = Timestamp::from_ms(1_000_000);
     serde_json::json!({"intent": {
         "version": VERSION, "boot_id": "b", "created_at": created_at, "created_ns": BEGAN_NS,
@@ -52,7 +52,7 @@ fn ended(ms: u64, cause: &str) -> String {
 fn sources(lines: &[String], ended: Option<Ended>, events: Vec<Event>) -> Sources {
     Sources {
         id: BoxId::parse(ID).unwrap(),
-        entries: entries(&lines.join("\n")).collect(),
+        lines: parse(&lines.join("\n")).collect(),
         events,
         ended,
         detached: false,
@@ -73,7 +73,7 @@ fn kinds(story: &History) -> Vec<StepKind> {
 #[test]
 fn lines_and_events_are_one_story_in_the_order_of_their_times() {
     let lines = [
-        intent("true"),
+        created("true"),
         format!(r#"{{"renamed":{{"name":"b","at_ns":{}}}}}"#, at(30)),
         format!(r#"{{"ending":{{"why":"requested","pid":7,"at_ns":{}}}}}"#, at(50)),
         ended(54, "killed"),
@@ -113,7 +113,7 @@ fn lines_and_events_are_one_story_in_the_order_of_their_times() {
 
 #[test]
 fn a_keeper_that_recorded_no_end_was_killed_by_another_process() {
-    let story = told(&[intent("true"), ended(9, "keeper_lost")], None, Vec::new());
+    let story = told(&[created("true"), ended(9, "keeper_lost")], None, Vec::new());
     let expected = [StepKind::Created, StepKind::Lost, StepKind::Emptied];
     assert_eq!(kinds(&story), expected);
 }
@@ -122,7 +122,7 @@ fn a_keeper_that_recorded_no_end_was_killed_by_another_process() {
 fn the_end_of_a_box_is_dated_by_its_keeper() {
     let end = End::of_command(0);
     let said = Ended { end, at_ms: 1_000_005, at_us: at(5) / 1000 };
-    for lines in [vec![intent("true")], vec![intent("true"), ended(9, "exited")]] {
+    for lines in [vec![created("true")], vec![created("true"), ended(9, "exited")]] {
         let story = told(&lines, Some(said), Vec::new());
         assert_eq!(kinds(&story)[..2], [StepKind::Created, StepKind::CommandEnded]);
         assert_eq!((story.steps[1].after_ms, story.cause), (5, Some(Cause::Exited)));
@@ -158,7 +158,7 @@ fn the_cause_of_an_end_is_read_from_the_best_source() {
 #[test]
 fn a_line_that_was_written_twice_happened_once() {
     let line = format!(r#"{{"renamed":{{"name":"b","at_ns":{}}}}}"#, at(30));
-    let story = told(&[intent("true"), line.clone(), line], None, vec![]);
+    let story = told(&[created("true"), line.clone(), line], None, vec![]);
     assert_eq!(kinds(&story), [StepKind::Created, StepKind::Renamed]);
 }
 
@@ -170,7 +170,7 @@ fn no_event_is_before_the_box_or_after_now() {
         Event { number: 1, at_us: 0, what: BoxEvent::Paused },
         Event { number: 2, at_us: u64::MAX, what: BoxEvent::Resumed },
     ];
-    let story = told(&[intent("true")], None, events);
+    let story = told(&[created("true")], None, events);
     let times: Vec<u64> = story.steps.iter().map(|step| step.after_ms).collect();
     assert_eq!(times, [0, 0, 10, 10_000]);
 }
@@ -186,7 +186,7 @@ fn without_a_record_the_keepers_events_are_shown() {
 #[test]
 fn a_long_history_loses_its_middle_and_counts_the_loss() {
     let paused = |number| event(number, 10 + u64::from(number), BoxEvent::Paused);
-    let story = told(&[intent("true")], None, (0..500).map(paused).collect());
+    let story = told(&[created("true")], None, (0..500).map(paused).collect());
     assert_eq!(story.steps.len(), STEPS_MAX);
     assert_eq!(story.forgotten, 501 - STEPS_MAX as u64);
     assert_eq!(story.steps[0].event, StepKind::Created);
@@ -195,9 +195,9 @@ fn a_long_history_loses_its_middle_and_counts_the_loss() {
 
 #[test]
 fn a_command_is_shown_on_one_harmless_line() {
-    let story = told(&[intent("\u{1b}[2J\n\u{202e}é\u{9b}")], None, vec![]);
+    let story = told(&[created("\u{1b}[2J\n\u{202e}é\u{9b}")], None, vec![]);
     assert_eq!(story.steps[0].text, "created: sh -c \\u{1b}[2J\\n\\u{202e}é\\u{9b}");
-    let story = told(&[intent(&"x".repeat(100_000))], None, vec![]);
+    let story = told(&[created(&"x".repeat(100_000))], None, vec![]);
     assert!(story.steps[0].text.len() < 2 * TEXT_CHARS_MAX);
 }
 
@@ -205,7 +205,7 @@ fn a_command_is_shown_on_one_harmless_line() {
 fn sources_that_are_too_long_lose_their_middle() {
     let many = (0..60).map(|number| event(number, 10 + u64::from(number), BoxEvent::Paused));
     let line = format!(r#"{{"renamed":{{"name":"b","at_ns":{}}}}}"#, at(5));
-    let lines = [intent(&"x".repeat(1000)), line.clone(), line];
+    let lines = [created(&"x".repeat(1000)), line.clone(), line];
     let mut sources = sources(&lines, None, many.collect());
     assert!(sources.shorten());
     let story = tell(&sources, now(10_000));

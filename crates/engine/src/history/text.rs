@@ -6,7 +6,7 @@ use tare_control::journal::BoxEvent;
 use tare_control::{Cause, End};
 
 use crate::history::steps::StepKind;
-use crate::record::lines::{Lease, Reason, Update};
+use crate::record::lines::{Lease, Reason, UpdatedLine};
 use crate::spec::name::signal_name;
 use crate::spec::quantity;
 use crate::time::Timestamp;
@@ -61,7 +61,7 @@ fn reason(why: Reason) -> &'static str {
     }
 }
 
-pub fn updated(update: &Update) -> String {
+pub fn updated(update: &UpdatedLine) -> String {
     let memory = update.memory_bytes.map(|it| format!("memory {}", quantity::show_bytes(it)));
     let pids = update.pids.map(|pids| format!("processes {pids}"));
     let cpus = update.cpus.map(|cpus| format!("cpus {}", f64::from(cpus.milli) / 1000.0));

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::host::layout::BoxAt;
-use crate::record::{Locked, Record};
+use crate::record::{LockedRecord, Record};
 
 /// One kind of host object that a box may hold.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub struct Holding {
     /// What the box holds of this kind now.
     pub probe: fn(BoxAt<'_>, &Record) -> Vec<String>,
     /// Releases it, and returns when it was seen gone. Absent and half-made objects are accepted.
-    pub release: fn(BoxAt<'_>, &Locked, Duration) -> Result<(), Error>,
+    pub release: fn(BoxAt<'_>, &LockedRecord, Duration) -> Result<(), Error>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -21,7 +21,7 @@ use tare_kernel::step::step;
 use crate::error::{Context, Error, Hint};
 use crate::host::layout::{BoxAt, Layout};
 use crate::host::state_root::make_private;
-use crate::record::lines::Account;
+use crate::record::lines::RecordLines;
 use crate::spec::{BoxId, Name, Tenant};
 
 /// How often a name is tried whose directory another process has just removed. Each attempt fails
@@ -71,27 +71,27 @@ pub fn is_taken(name: &Name) -> Error {
 
 /// The name of a box. After a rename it is the last of the recorded names whose link leads to the
 /// box: a rename records the new name before it takes it.
-pub fn current<'a>(at: BoxAt<'_>, account: &'a Account) -> Option<&'a Name> {
-    if !account.is_renamed {
-        return account.names.last();
+pub fn current<'a>(at: BoxAt<'_>, lines: &'a RecordLines) -> Option<&'a Name> {
+    if !lines.is_renamed {
+        return lines.names.last();
     }
-    account.names.iter().rev().find(|name| leads_to(at, account, name))
+    lines.names.iter().rev().find(|name| leads_to(at, lines, name))
 }
 
 /// Whether a name of the box's tenant leads to the box.
-pub fn leads_to(at: BoxAt<'_>, account: &Account, name: &Name) -> bool {
-    let holder = account.tenant().and_then(|tenant| holder(&at.root.layout, tenant, name));
+pub fn leads_to(at: BoxAt<'_>, lines: &RecordLines, name: &Name) -> bool {
+    let holder = lines.tenant().and_then(|tenant| holder(&at.root.layout, tenant, name));
     holder.as_ref() == Some(at.id)
 }
 
 /// The names that a box still has although it was renamed.
-pub fn superseded(at: BoxAt<'_>, account: &Account) -> Vec<Name> {
-    if !account.is_renamed {
+pub fn superseded(at: BoxAt<'_>, lines: &RecordLines) -> Vec<Name> {
+    if !lines.is_renamed {
         return Vec::new();
     }
-    let own = current(at, account);
-    let is_old = |name: &&Name| Some(*name) != own && leads_to(at, account, name);
-    account.names.iter().filter(is_old).cloned().collect()
+    let own = current(at, lines);
+    let is_old = |name: &&Name| Some(*name) != own && leads_to(at, lines, name);
+    lines.names.iter().filter(is_old).cloned().collect()
 }
 
 /// The box that has a name; `None` if the name is free, or is not a link to the id of a box.

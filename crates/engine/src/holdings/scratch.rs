@@ -94,8 +94,8 @@ pub const HOLDING: Holding = Holding {
 
 /// A record that does not say counts as one that may keep its scratch space.
 fn may_keep(record: &Record) -> bool {
-    let intent = record.account.intent.as_ref();
-    intent.is_none_or(|intent| intent.detached.as_ref().is_some_and(|options| options.keep))
+    let created = record.lines.created.as_ref();
+    created.is_none_or(|created| created.detached.as_ref().is_some_and(|options| options.keep))
 }
 
 /// Takes it away with all that is in it. Absent, and no mount at all, are as

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::host::cgroups::{CgroupParent, CgroupRoots};
-use crate::host::tag::{Tag, Tagged};
+use crate::host::tag::{Tag, TaggedId};
 use crate::host::{Host, read};
 use crate::spec::BoxId;
 
@@ -71,8 +71,8 @@ pub struct BoxAt<'a> {
 
 impl<'a> BoxAt<'a> {
     /// The box's name on the host: the tag of its state root, and its id.
-    pub fn tagged(self) -> Tagged<'a> {
-        self.root.layout.tagged(self.id)
+    pub fn tagged_id(self) -> TaggedId<'a> {
+        self.root.layout.tagged_id(self.id)
     }
 
     /// The directory of the box's record.
@@ -116,8 +116,8 @@ impl Layout {
     }
 
     /// A box of this state root, as the host knows it.
-    pub fn tagged<'a>(&'a self, id: &'a BoxId) -> Tagged<'a> {
-        Tagged { tag: &self.tag, id }
+    pub fn tagged_id<'a>(&'a self, id: &'a BoxId) -> TaggedId<'a> {
+        TaggedId { tag: &self.tag, id }
     }
 
     /// One directory per box: the records.
@@ -153,7 +153,7 @@ impl Layout {
 
 /// A box's directory in a cgroup hierarchy. It lies directly under a cgroup that exists already, so
 /// that no parent has to be made, shared and removed.
-pub fn cgroup(root: &Path, of: Tagged<'_>) -> PathBuf {
+pub fn cgroup(root: &Path, of: TaggedId<'_>) -> PathBuf {
     root.join(format!("tare-{}-{}", of.tag, of.id))
 }
 
@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn a_box_is_known_by_its_directory_and_no_other_directory_is_a_box() {
         let (tag, id) = (Tag::of(Path::new("/run/tare")), BoxId::random());
-        let tagged = Tagged { tag: &tag, id: &id };
+        let tagged = TaggedId { tag: &tag, id: &id };
         let name = |path: PathBuf| path.to_str().unwrap().to_owned();
         let known = name(cgroup(Path::new(""), tagged));
         assert_eq!(box_of(&known, &tag), Some(id.clone()));

@@ -14,7 +14,7 @@ const SHARE: usize = 16;
 
 /// Returns what `look` returns for each item, in their order. If no other thread can be started,
 /// the calling thread does all of it.
-pub fn look_at_each<T: Sync, R: Send>(all: &[T], look: impl Fn(&T) -> R + Sync) -> Vec<R> {
+pub fn map<T: Sync, R: Send>(all: &[T], look: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let others = threads_for(all.len()).saturating_sub(1);
     if others == 0 {
         return all.iter().map(look).collect();
@@ -62,7 +62,7 @@ mod tests {
     fn results_come_in_the_order_of_the_items() {
         for count in [0, 1, EACH_MIN, 1000, SHARE * 100 + 1] {
             let all: Vec<usize> = (0..count).collect();
-            let doubled = look_at_each(&all, |number| number * 2);
+            let doubled = map(&all, |number| number * 2);
             assert_eq!(doubled, all.iter().map(|it| it * 2).collect::<Vec<_>>());
         }
     }
@@ -74,7 +74,7 @@ mod tests {
             return;
         }
         let (seen, more) = (Mutex::new(HashSet::new()), Condvar::new());
-        look_at_each(&[(); 1000], |()| {
+        map(&[(); 1000], |()| {
             let mut seen = seen.lock().unwrap();
             seen.insert(thread::current().id());
             more.notify_all();
@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn a_few_need_no_other_thread() {
         let own = thread::current().id();
-        let threads = look_at_each(&[(); EACH_MIN], |()| thread::current().id());
+        let threads = map(&[(); EACH_MIN], |()| thread::current().id());
         assert!(threads.iter().all(|thread| *thread == own));
     }
 }

@@ -3,7 +3,7 @@
 use tare_control::KEEPER_NAME;
 use tare_kernel::procfs::Procfs;
 
-use crate::host::parallel::look_at_each;
+use crate::host::parallel;
 use crate::host::tag::Tag;
 use crate::spec::BoxId;
 
@@ -19,7 +19,7 @@ pub fn keeper_candidates(pids: &[i32], tag: &Tag) -> Vec<(BoxId, i32)> {
     let Ok(procfs) = Procfs::open() else {
         return Vec::new();
     };
-    let candidates = look_at_each(pids, |pid| {
+    let candidates = parallel::map(pids, |pid| {
         let arguments = procfs.arguments_behind(*pid, KEEPER_NAME)?;
         Some((box_of_keeper(&arguments, tag)?, *pid))
     });

@@ -59,7 +59,7 @@ fn characters(hash: u64, count: usize) -> String {
 
 /// A box as the host knows it: its id, and the tag of its state root.
 #[derive(Debug, Clone, Copy)]
-pub struct Tagged<'a> {
+pub struct TaggedId<'a> {
     pub tag: &'a Tag,
     pub id: &'a BoxId,
 }

@@ -26,7 +26,7 @@ use tare_kernel::program;
 use crate::holdings::cgroup;
 use crate::host::layout::{self, BoxAt};
 use crate::record::Record;
-use crate::record::lines::KeeperIdentity;
+use crate::record::lines::KeeperLine;
 
 /// What is known about the keeper of a box.
 #[derive(Debug)]
@@ -81,7 +81,7 @@ impl KeeperState {
 /// If the recorded objects do not prove that the keeper runs, this function also tries the box's
 /// own socket: a box that answers is not dead, even if a damaged or copied record says so.
 pub fn find(at: BoxAt<'_>, record: &Record) -> KeeperState {
-    let (checked, otherwise) = match record.account.keeper.as_ref() {
+    let (checked, otherwise) = match record.lines.keeper.as_ref() {
         Some(identity) => (check(at, record, identity), KeeperState::Dead),
         None => (Ok(None), KeeperState::NotRecorded),
     };
@@ -108,7 +108,7 @@ pub fn find_unrecorded(at: BoxAt<'_>, pids: impl IntoIterator<Item = i32>) -> Op
 ///
 /// Opening the pidfd first pins the pid. If the process is still alive after a read of
 /// `/proc/PID`, the data read was its own. An error, such as EMFILE, proves nothing.
-fn check(at: BoxAt<'_>, record: &Record, identity: &KeeperIdentity) -> io::Result<Option<Keeper>> {
+fn check(at: BoxAt<'_>, record: &Record, identity: &KeeperLine) -> io::Result<Option<Keeper>> {
     // A record of another boot names a dead process.
     if identity.boot_id != at.root.host.boot_id {
         return Ok(None);
@@ -159,7 +159,7 @@ fn is_first_in_cgroup(
     let Some(root) = parent else {
         return Ok(false);
     };
-    let cgroup = match Cgroup::open(&layout::cgroup(root, at.tagged())) {
+    let cgroup = match Cgroup::open(&layout::cgroup(root, at.tagged_id())) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         cgroup => cgroup?,
     };

@@ -19,7 +19,7 @@ use crate::host::layout::BoxAt;
 use crate::observe::identity::{KeeperState, Proof};
 use crate::record::Record;
 use crate::record::damage::{CONTRADICTED, Damage, INCOMPLETE};
-use crate::record::lines::EndedEntry;
+use crate::record::lines::EndedLine;
 use crate::spec::Spec;
 
 /// What record and kernel say about one box.
@@ -76,10 +76,10 @@ enum Locking {
 fn look(at: BoxAt<'_>, mut record: Record, locking: Locking) -> Observation {
     let journal = read_journal(&mut record);
     let ownership = ownership(&record, &journal);
-    let has_ended = record.account.ended.is_some() && record.damage.is_none();
+    let has_ended = record.lines.ended.is_some() && record.damage.is_none();
     let keeper = match ownership {
         _ if has_ended => KeeperState::Dead,
-        Ownership::Attached if record.account.keeper.is_none() => KeeperState::NotRecorded,
+        Ownership::Attached if record.lines.keeper.is_none() => KeeperState::NotRecorded,
         Ownership::Unwritten if is_nothing_yet(&record) => KeeperState::NotRecorded,
         Ownership::Unwritten
         | Ownership::Attached
@@ -88,13 +88,13 @@ fn look(at: BoxAt<'_>, mut record: Record, locking: Locking) -> Observation {
         | Ownership::Damaged => identity::find(at, &record),
     };
     let lives_alone = ownership == Ownership::Detached && is_recorded(&keeper, &record);
-    let intent = record.account.intent.as_ref();
+    let created = record.lines.created.as_ref();
     let mut observation = Observation {
         locked: locking == Locking::Probe && !has_ended && !lives_alone && record.is_busy(),
         paused: lives_alone
             && journal.paused
             && CgroupReader::new(at, &record).is_frozen(WorkloadCgroup::Own),
-        is_of_earlier_boot: intent.is_some_and(|intent| intent.boot_id != at.root.host.boot_id),
+        is_of_earlier_boot: created.is_some_and(|created| created.boot_id != at.root.host.boot_id),
         occupied: false,
         record,
         ownership,
@@ -110,7 +110,7 @@ fn look(at: BoxAt<'_>, mut record: Record, locking: Locking) -> Observation {
 impl Observation {
     /// Whether the box's end is on record, and the record can be trusted.
     pub fn has_ended(&self) -> bool {
-        self.record.account.ended.is_some() && self.record.damage.is_none()
+        self.record.lines.ended.is_some() && self.record.damage.is_none()
     }
 
     pub fn is_attached(&self) -> bool {
@@ -119,7 +119,7 @@ impl Observation {
 
     /// The spec of the box, if its record has one.
     pub fn spec(&self) -> Option<&Spec> {
-        Some(&self.record.account.intent.as_ref()?.spec)
+        Some(&self.record.lines.created.as_ref()?.spec)
     }
 
     /// The keeper, if it is alive.
@@ -128,27 +128,27 @@ impl Observation {
     }
 
     /// How the box ended, if it has: as its record or its keeper says, or "killed".
-    pub fn ended(&self, at: BoxAt<'_>) -> Option<EndedEntry> {
+    pub fn ended(&self, at: BoxAt<'_>) -> Option<EndedLine> {
         use view::State;
         match self.state() {
             State::Exited => {
-                let written = self.record.account.ended.clone();
+                let written = self.record.lines.ended.clone();
                 Some(written.unwrap_or_else(|| self.unwritten_end(at)))
             }
-            State::Stuck => self.record.account.ended.clone(),
+            State::Stuck => self.record.lines.ended.clone(),
             State::Starting | State::Running | State::Paused | State::Stopping => None,
         }
     }
 
     /// How a box ended that no command has cleaned up yet: its cgroups still count.
-    fn unwritten_end(&self, at: BoxAt<'_>) -> EndedEntry {
-        let intent = self.record.account.intent.as_ref();
-        let roots = intent.map_or(&[][..], |intent| &intent.cgroup_roots);
-        let oom = cgroup::oom_kills(roots, at.tagged()) > 0;
-        let is_of_this_boot = intent.is_some() && !self.is_of_earlier_boot;
+    fn unwritten_end(&self, at: BoxAt<'_>) -> EndedLine {
+        let created = self.record.lines.created.as_ref();
+        let roots = created.map_or(&[][..], |created| &created.cgroup_roots);
+        let oom = cgroup::oom_kills(roots, at.tagged_id()) > 0;
+        let is_of_this_boot = created.is_some() && !self.is_of_earlier_boot;
         let last_sign = self.record.last_sign().filter(|_| is_of_this_boot);
-        let ending = self.record.account.ending.as_ref();
-        EndedEntry::of(&self.journal, ending, last_sign, oom, Duration::ZERO)
+        let ending = self.record.lines.ending.as_ref();
+        EndedLine::of(&self.journal, ending, last_sign, oom, Duration::ZERO)
     }
 
     /// Waits for changes that the kernel is about to finish by itself, until this time at most: a
@@ -226,7 +226,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// The journal of a box that has one and whose end is not on record.
 fn read_journal(record: &mut Record) -> Journal {
-    let journal: io::Result<_> = match (&record.account.ended, record.account.detached()) {
+    let journal: io::Result<_> = match (&record.lines.ended, record.lines.detached()) {
         (None, Some(_)) => record.journal(),
         (Some(_), _) | (_, None) => Ok(Journal::default()),
     };
@@ -241,12 +241,12 @@ fn ownership(record: &Record, journal: &Journal) -> Ownership {
     if record.damage.is_some() {
         return Ownership::Damaged;
     }
-    match (&record.account.intent, &record.account.keeper) {
+    match (&record.lines.created, &record.lines.keeper) {
         // Only a detached box has a journal.
-        (None, _) if record.has_journal() && !record.account.removing => Ownership::Damaged,
+        (None, _) if record.has_journal() && !record.lines.removing => Ownership::Damaged,
         (None, _) => Ownership::Unwritten,
         (Some(_), None) if is_detached => Ownership::Damaged,
-        (Some(intent), _) => match &intent.detached {
+        (Some(created), _) => match &created.detached {
             None => Ownership::Attached,
             Some(_) if is_detached => Ownership::Detached,
             Some(_) => Ownership::NotYetDetached,
@@ -256,7 +256,7 @@ fn ownership(record: &Record, journal: &Journal) -> Ownership {
 
 /// Whether a record without its first line was just made, or is being removed.
 fn is_nothing_yet(record: &Record) -> bool {
-    record.is_blank() || record.account.ending.is_some() || record.account.removing
+    record.is_blank() || record.lines.ending.is_some() || record.lines.removing
 }
 
 /// Whether the keeper is the process that the record names.
@@ -264,7 +264,7 @@ fn is_recorded(keeper: &KeeperState, record: &Record) -> bool {
     let KeeperState::Alive(keeper) = keeper else {
         return false;
     };
-    let identity = record.account.keeper.as_ref();
+    let identity = record.lines.keeper.as_ref();
     match keeper.proof {
         Proof::PidfdInode | Proof::CgroupInode => true,
         Proof::ControlSocket => {

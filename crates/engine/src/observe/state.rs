@@ -33,7 +33,7 @@ pub enum Duty {
 
 impl Observation {
     pub fn state(&self) -> State {
-        if self.record.account.stuck.is_some() {
+        if self.record.lines.stuck.is_some() {
             return State::Stuck;
         }
         if self.has_ended() {
@@ -79,7 +79,7 @@ impl Observation {
             return Duty::Leave;
         }
         let reason = self.reason(now_ns);
-        let is_ending = self.record.account.ending.is_some();
+        let is_ending = self.record.lines.ending.is_some();
         match (self.ownership, &self.keeper) {
             // It may live, or hold what is to be kept. Only a user may end it.
             (Ownership::Damaged, _) | (_, KeeperState::Unknown { .. }) => Duty::Leave,
@@ -112,16 +112,16 @@ impl Observation {
         if self.is_of_earlier_boot {
             return Reason::Rebooted;
         }
-        let account = &self.record.account;
-        match (self.ownership, &account.ending) {
+        let lines = &self.record.lines;
+        match (self.ownership, &lines.ending) {
             (Ownership::NotYetDetached | Ownership::Detached, Some(ending)) => ending.why,
             (Ownership::Unwritten | Ownership::Attached | Ownership::NotYetDetached, _) => {
                 Reason::Abandoned
             }
             (Ownership::Damaged, _) => Reason::Requested,
-            (Ownership::Detached, None) if account.removing => Reason::Requested,
+            (Ownership::Detached, None) if lines.removing => Reason::Requested,
             (Ownership::Detached, None) if self.is_overdue(now_ns) => Reason::Overdue,
-            (Ownership::Detached, None) => match account.detached() {
+            (Ownership::Detached, None) => match lines.detached() {
                 Some(options) if options.remove => Reason::RemoveAfterEnd,
                 Some(_) | None => Reason::Expired,
             },
@@ -131,13 +131,13 @@ impl Observation {
     /// Whether nothing of the box is to be kept after its end, or not any longer: its retention
     /// has passed, its removal has begun, or it is of an earlier boot.
     fn is_expired(&self, now_ns: u64) -> bool {
-        let account = &self.record.account;
-        if account.removing || self.is_of_earlier_boot {
+        let lines = &self.record.lines;
+        if lines.removing || self.is_of_earlier_boot {
             return true;
         }
         let since = |at_ns: u64| Duration::from_nanos(now_ns.saturating_sub(at_ns));
-        let ended = account.ended.as_ref();
-        match (&account.intent, account.detached()) {
+        let ended = lines.ended.as_ref();
+        match (&lines.created, lines.detached()) {
             (None, _) => false,
             (Some(_), None) => ended.is_some(),
             (Some(_), Some(options)) if options.remove => true,
@@ -149,7 +149,7 @@ impl Observation {
 
     /// Whether the box lives although its lease has passed.
     pub fn is_overdue(&self, now_ns: u64) -> bool {
-        let identity = self.record.account.keeper.as_ref();
+        let identity = self.record.lines.keeper.as_ref();
         let lease_ns = identity.and_then(|identity| identity.lease.ends_ns());
         let late_ns = u64::try_from(OVERDUE_AFTER.as_nanos()).unwrap_or(u64::MAX);
         self.keeper().is_some() && lease_ns.is_some_and(|at| at.saturating_add(late_ns) <= now_ns)
@@ -173,7 +173,7 @@ impl Observation {
         if let Some((what, remedy)) = self.problem() {
             return Some(format!("{what}; {remedy}"));
         }
-        let stuck = self.record.account.stuck.as_ref().map(ToString::to_string);
+        let stuck = self.record.lines.stuck.as_ref().map(ToString::to_string);
         let unsaid = || {
             let damage = Damage::incomplete();
             format!("{damage}; {}", damage.remedy())
@@ -199,9 +199,7 @@ mod tests {
     use super::*;
     use crate::observe::identity::{Keeper, Proof};
     use crate::record::Record;
-    use crate::record::lines::{
-        Account, EndedEntry, EndingEntry, KeeperIdentity, Lease, StuckEntry,
-    };
+    use crate::record::lines::{EndedLine, EndingLine, KeeperLine, Lease, RecordLines, StuckLine};
     use crate::time::Timestamp;
     use tare_control::journal::Journal;
     use tare_kernel::process::Process;
@@ -266,7 +264,7 @@ mod tests {
 
     impl Case {
         fn observation(self) -> Observation {
-            let identity = |lease| KeeperIdentity {
+            let identity = |lease| KeeperLine {
                 boot_id: String::new(),
                 pid: 1,
                 pidfd_inode: None,
@@ -277,20 +275,20 @@ mod tests {
             };
             let past = Lease::Ends { at_ns: 0, at: Timestamp::from_ms(0) };
             let lease = if self.overdue { past } else { Lease::Never };
-            let stuck = StuckEntry::after(None, "a".into(), "b".into());
-            let account = Account {
+            let stuck = StuckLine::after(None, "a".into(), "b".into());
+            let lines = RecordLines {
                 keeper: Some(identity(lease)),
                 stuck: self.stuck.then_some(stuck),
-                ending: self.ending.then(|| EndingEntry::now(Reason::Overdue)),
-                ended: self.ended.then(|| {
-                    EndedEntry::of(&Journal::default(), None, None, false, Duration::ZERO)
-                }),
+                ending: self.ending.then(|| EndingLine::now(Reason::Overdue)),
+                ended: self
+                    .ended
+                    .then(|| EndedLine::of(&Journal::default(), None, None, false, Duration::ZERO)),
                 removing: self.expired,
-                ..Account::default()
+                ..RecordLines::default()
             };
             let process = || Process::open(std::process::id() as i32).expect("this test runs");
             Observation {
-                record: Record::of(account),
+                record: Record::of(lines),
                 ownership: self.ownership,
                 keeper: match self.keeper {
                     0 => KeeperState::NotRecorded,

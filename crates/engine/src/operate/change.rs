@@ -19,8 +19,8 @@ use crate::host::processes::all_pids;
 use crate::host::state_root;
 use crate::observe::Observation;
 use crate::observe::view::{State, has_ended, no_box};
-use crate::record::lines::{Entry, Lease, Renaming, Update};
-use crate::record::{Locked, Record};
+use crate::record::lines::{Lease, Line, RenamedLine, UpdatedLine};
+use crate::record::{LockedRecord, Record};
 use crate::session::link;
 use crate::spec::{BoxId, Cpus, Isolation, Limit, Name};
 
@@ -51,11 +51,11 @@ pub fn pause(at: BoxAt<'_>) -> Result<(), Error> {
     }
     // Never while a process is started: the keeper waits for that.
     link::call_done(&record, at.id, &Call::Freeze)?;
-    cgroup::freeze(&cgroup::parents_of(at, &observation.record), at.tagged(), true)?;
+    cgroup::freeze(&cgroup::parents_of(at, &observation.record), at.tagged_id(), true)?;
     match at_large(at, &observation) {
         None => Ok(()),
         Some(pid) => {
-            cgroup::freeze(&cgroup::parents_of(at, &observation.record), at.tagged(), false)?;
+            cgroup::freeze(&cgroup::parents_of(at, &observation.record), at.tagged_id(), false)?;
             link::call_done(&record, at.id, &Call::Resumed).ok();
             Err(moved_away(at.id, pid))
         }
@@ -73,7 +73,7 @@ pub fn resume(at: BoxAt<'_>) -> Result<(), Error> {
         }
         State::Exited => return Err(has_ended(at.id)),
     }
-    cgroup::freeze(&cgroup::parents_of(at, &observation.record), at.tagged(), false)?;
+    cgroup::freeze(&cgroup::parents_of(at, &observation.record), at.tagged_id(), false)?;
     if observation.paused {
         // It goes on whether or not its keeper notes that.
         link::call_done(&observation.record, at.id, &Call::Resumed).ok();
@@ -95,7 +95,7 @@ fn at_large(at: BoxAt<'_>, observation: &Observation) -> Option<i32> {
         cgroup.ok().flatten().is_none_or(|path| {
             // The keeper goes on, in the cgroup above its workload.
             let mut holders = Path::new(&path).ancestors().skip(1);
-            holders.any(|it| cgroup::is_of(it, at.tagged()))
+            holders.any(|it| cgroup::is_of(it, at.tagged_id()))
         })
     };
     let others = processes.descendants(keeper).into_iter().filter(|it| *it != keeper);
@@ -106,22 +106,22 @@ fn at_large(at: BoxAt<'_>, observation: &Observation) -> Option<i32> {
 /// killed leaves the box with its old name, or with both until the next command.
 pub fn rename(at: BoxAt<'_>, wanted: &Name) -> Result<(), Error> {
     let mut record = lock_detached(at, "changed", CHANGE_LATER)?;
-    let old = name::current(at, &record.account).cloned();
+    let old = name::current(at, &record.lines).cloned();
     if old.as_ref() == Some(wanted) {
         return Ok(());
     }
-    let tenant = record.account.tenant().cloned().ok_or_else(|| damaged(at.id))?;
+    let tenant = record.lines.tenant().cloned().ok_or_else(|| damaged(at.id))?;
     settle_name_owner(at.root, &tenant, wanted)?;
     name::check_free(&at.root.layout, &tenant, wanted)?;
     let doing = || format!("cannot record the name of box {}", at.id);
-    let renamed = |name: &Name| Entry::Renamed(Renaming { name: name.clone(), at_ns: boot_ns() });
+    let renamed = |name: &Name| Line::Renamed(RenamedLine { name: name.clone(), at_ns: boot_ns() });
     record.add(renamed(wanted)).context(doing)?;
     if let Err(error) = name::acquire(&at.root.layout, &tenant, wanted, at.id) {
         // Another box was faster. The box has its old name, whether or not that can be recorded.
         old.map(|old| record.add(renamed(&old)));
         return Err(error);
     }
-    let mut others = record.account.names.iter().filter(|name| *name != wanted);
+    let mut others = record.lines.names.iter().filter(|name| *name != wanted);
     others.try_for_each(|name| name::release(&at.root.layout, &tenant, name, at.id))
 }
 
@@ -134,8 +134,8 @@ pub fn update(at: BoxAt<'_>, changes: &Changes) -> Result<(), Error> {
         (true, None) => return Err(damaged(at.id)),
         (true, Some(_)) => {}
     }
-    let mut limits = match &record.account.intent {
-        Some(intent) => intent.spec.limits.clone(),
+    let mut limits = match &record.lines.created {
+        Some(created) => created.spec.limits.clone(),
         None => return Err(damaged(at.id)),
     };
     if let Some(bytes) = changes.memory_bytes {
@@ -150,13 +150,13 @@ pub fn update(at: BoxAt<'_>, changes: &Changes) -> Result<(), Error> {
         pids: changes.pids.is_some(),
         cpu: changes.cpus.is_some(),
     };
-    cgroup::change(&cgroup::parents_of(at, &record), at.tagged(), &limits, which)?;
+    cgroup::change(&cgroup::parents_of(at, &record), at.tagged_id(), &limits, which)?;
     let lease = changes.lease.map(Lease::of);
     if let Some(lease) = lease {
         let ends_ns = lease.ends_ns();
         link::call_done(&record, at.id, &Call::Lease { ends_ns })?;
     }
-    let update = Update {
+    let update = UpdatedLine {
         at_ns: boot_ns(),
         memory_bytes: changes.memory_bytes,
         pids: changes.pids,
@@ -164,14 +164,14 @@ pub fn update(at: BoxAt<'_>, changes: &Changes) -> Result<(), Error> {
         lease,
     };
     let doing = || format!("cannot record the limits of box {}", at.id);
-    record.add(Entry::Updated(update)).context(doing)
+    record.add(Line::Updated(update)).context(doing)
 }
 
 const CHANGE_LATER: Hint = Hint::CreateDetached("to change it later");
 
 /// Locks the record of a detached box: while this is held, no other process changes the box. An
 /// attached box is locked by its creator for as long as it lives.
-fn lock_detached(at: BoxAt<'_>, what: &str, hint: impl Into<Hint>) -> Result<Locked, Error> {
+fn lock_detached(at: BoxAt<'_>, what: &str, hint: impl Into<Hint>) -> Result<LockedRecord, Error> {
     if observe_tended(at)?.is_attached() {
         return Err(Error::bad_request(format!("box {} cannot be {what}", at.id))
             .caused_by("it is attached to the tare that started it")

@@ -61,7 +61,7 @@ fn is_seen(boxes: BorrowedFd<'_>, scope: &Scope, id: &BoxId) -> bool {
 }
 
 fn recorded_tenant(boxes: BorrowedFd<'_>, id: &BoxId) -> Option<Tenant> {
-    Record::look(boxes, id).ok()??.account.tenant().cloned()
+    Record::look(boxes, id).ok()??.lines.tenant().cloned()
 }
 
 /// The tenant that a box belongs to.

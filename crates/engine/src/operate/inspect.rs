@@ -25,7 +25,7 @@ use crate::time::Timestamp;
 pub const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
 
 pub fn status(at: BoxAt<'_>, observation: &Observation) -> Status {
-    let account = &observation.record.account;
+    let lines = &observation.record.lines;
     let spec = observation.spec();
     let used = if observation.is_live() {
         CgroupReader::new(at, &observation.record).usage()
@@ -34,13 +34,13 @@ pub fn status(at: BoxAt<'_>, observation: &Observation) -> Status {
     };
     let ended = observation.ended(at);
     let ended = ended.as_ref();
-    let intent = account.intent.as_ref();
+    let created = lines.created.as_ref();
     Status {
         id: at.id.clone(),
-        name: name::current(at, account).map(ToString::to_string),
-        key: account.tenant().and_then(Tenant::key).map(str::to_owned),
+        name: name::current(at, lines).map(ToString::to_string),
+        key: lines.tenant().and_then(Tenant::key).map(str::to_owned),
         state: observation.state(),
-        created_at: intent.map_or(Timestamp::from_ms(0), |intent| intent.created_at),
+        created_at: created.map_or(Timestamp::from_ms(0), |created| created.created_at),
         lease_ends_at: lease_end(observation),
         command: spec.map_or_else(Vec::new, |spec| texts(&spec.command)),
         labels: spec.map(|spec| spec.labels.clone()).unwrap_or_default(),
@@ -101,7 +101,7 @@ pub fn details(at: BoxAt<'_>) -> Result<Details, Error> {
 
 /// The cgroups below which it is made.
 fn cgroup_parents(record: &Record) -> Vec<String> {
-    let recorded = record.account.intent.iter().flat_map(|intent| &intent.cgroup_roots);
+    let recorded = record.lines.created.iter().flat_map(|created| &created.cgroup_roots);
     recorded.map(|parent| parent.display().to_string()).collect()
 }
 
@@ -179,7 +179,7 @@ fn holdings(at: BoxAt<'_>, observation: &Observation) -> Vec<Holding> {
         let found = (holding.probe)(at, &observation.record).into_iter();
         holdings.extend(found.map(|what| Holding { kind: holding.kind, what }));
     }
-    let name = name::current(at, &observation.record.account);
+    let name = name::current(at, &observation.record.lines);
     holdings.extend(name.map(|name| Holding { kind: "name", what: name.to_string() }));
     holdings
 }
@@ -189,7 +189,7 @@ fn without_keeper(pids: u64) -> u64 {
 }
 
 fn lease_end(observation: &Observation) -> Option<Timestamp> {
-    let identity = observation.record.account.keeper.as_ref();
+    let identity = observation.record.lines.keeper.as_ref();
     identity?.lease.ends_at().filter(|_| observation.is_live())
 }
 
@@ -205,7 +205,7 @@ fn text<T: AsRef<OsStr>>(word: T) -> String {
 /// The request, without the values of the environment.
 fn shown_spec(spec: &Spec, observation: &Observation) -> serde_json::Value {
     let keys: Vec<_> = spec.env.iter().map(|(key, _)| key).collect();
-    let options = observation.record.account.detached();
+    let options = observation.record.lines.detached();
     json!({
         "command": texts(&spec.command),
         "env": texts(&keys),

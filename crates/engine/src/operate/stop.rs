@@ -112,7 +112,7 @@ pub fn end_stop(
     let at = root.at(&stopping.id);
     let record = Record::look(state_root::boxes(at.root)?.as_fd(), at.id).ok().flatten();
     let damage = record.and_then(|record| {
-        let says_nothing = record.account.intent.is_none();
+        let says_nothing = record.lines.created.is_none();
         record.damage.or(says_nothing.then(Damage::incomplete))
     });
     end(at, (Leave::Record, Reason::Stopped), within)?;
@@ -123,7 +123,7 @@ fn thaw(at: BoxAt<'_>, observation: &Observation) -> Result<(), Error> {
     if !observation.paused {
         return Ok(());
     }
-    match cgroup::freeze(&cgroup::parents_of(at, &observation.record), at.tagged(), false) {
+    match cgroup::freeze(&cgroup::parents_of(at, &observation.record), at.tagged_id(), false) {
         // Its cgroups are gone by now: another command ended it.
         Err(error) if error.kind() == ErrorKind::Unsupported => Ok(()),
         thawed => thawed,
@@ -208,7 +208,7 @@ fn kill_attached(
     reason: Reason,
     within: Duration,
 ) -> Result<(), Error> {
-    if record.account.detached().is_some() {
+    if record.lines.detached().is_some() {
         return Ok(());
     }
     match identity::find(at, record).into_alive() {

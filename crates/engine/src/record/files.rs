@@ -16,7 +16,7 @@ use tare_kernel::clock::boot_ns;
 use tare_kernel::fds::open_regular;
 use tare_kernel::step::step;
 
-use crate::record::{Locked, PRIVATE, Record, open_file};
+use crate::record::{LockedRecord, PRIVATE, Record, open_file};
 use crate::time::Timestamp;
 
 pub const CONTROL: &str = "control";
@@ -41,21 +41,21 @@ impl Record {
     /// known: by its identity, its events and what it wrote to the log. `None` if the
     /// record says when tare itself killed it.
     pub fn last_sign(&self) -> Option<Timestamp> {
-        let (intent, keeper) = (self.account.intent.as_ref()?, self.account.keeper.as_ref()?);
-        if self.account.ending.is_some() {
+        let (created, keeper) = (self.lines.created.as_ref()?, self.lines.keeper.as_ref()?);
+        if self.lines.ending.is_some() {
             return None;
         }
         let events = self.journal().unwrap_or_default().events;
         let event_ns = events.iter().map(|event| event.at_us.saturating_mul(1000));
         let last_ns = event_ns.chain([keeper.at_ns]).max()?.min(boot_ns());
-        let after = Duration::from_nanos(last_ns.saturating_sub(intent.created_ns));
+        let after = Duration::from_nanos(last_ns.saturating_sub(created.created_ns));
         let written = FILE_NAMES.iter().filter_map(|name| {
             let stat = statat(&self.directory, *name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
             let seconds = u64::try_from(stat.st_mtime).unwrap_or(0);
             let ms = stat.st_mtime_nsec as u64 / 1_000_000;
             Some(Timestamp::from_ms(seconds.saturating_mul(1000).saturating_add(ms)))
         });
-        written.chain([intent.created_at.after(after)]).max()
+        written.chain([created.created_at.after(after)]).max()
     }
 
     /// Opens the journal, to be read later; see [`read_journal`].
@@ -88,7 +88,7 @@ impl Record {
     }
 }
 
-impl Locked {
+impl LockedRecord {
     /// Binds the socket of the box. The keeper listens on it.
     pub fn bind_control(&self) -> io::Result<OwnedFd> {
         let socket = unix_socket()?;

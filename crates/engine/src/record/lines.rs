@@ -17,7 +17,7 @@ pub const VERSION: u32 = 2;
 
 /// The first line, written before anything is acquired.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Intent {
+pub struct Created {
     /// The version of the whole record; see [`VERSION`].
     pub version: u32,
     pub boot_id: String,
@@ -33,7 +33,7 @@ pub struct Intent {
 
 /// What proves that a process is the keeper, and not another process with its pid.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KeeperIdentity {
+pub struct KeeperLine {
     pub boot_id: String,
     pub pid: i32,
     /// `None` on kernels where it would prove nothing.
@@ -48,7 +48,7 @@ pub struct KeeperIdentity {
 
 /// What `update` changed; `None` leaves it as it was.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Update {
+pub struct UpdatedLine {
     pub at_ns: u64,
     pub memory_bytes: Option<u64>,
     pub pids: Option<u32>,
@@ -56,7 +56,7 @@ pub struct Update {
     pub lease: Option<Lease>,
 }
 
-impl Update {
+impl UpdatedLine {
     fn then(self, later: Self) -> Self {
         Self {
             at_ns: later.at_ns,
@@ -107,7 +107,7 @@ impl Lease {
 
 /// A rename of the box.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Renaming {
+pub struct RenamedLine {
     pub name: Name,
     pub at_ns: u64,
 }
@@ -115,7 +115,7 @@ pub struct Renaming {
 /// The removal of the box has begun. If the process that removes it is killed, the next
 /// command finishes the removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RemovingEntry {
+pub struct RemovingLine {
     pub at_ns: u64,
 }
 
@@ -159,14 +159,14 @@ impl Reason {
 
 /// A tare process is about to kill the box.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EndingEntry {
+pub struct EndingLine {
     pub why: Reason,
     /// The tare process.
     pub pid: u32,
     pub at_ns: u64,
 }
 
-impl EndingEntry {
+impl EndingLine {
     pub fn now(why: Reason) -> Self {
         Self { why, pid: std::process::id(), at_ns: boot_ns() }
     }
@@ -174,7 +174,7 @@ impl EndingEntry {
 
 /// The last attempt to end the box failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StuckEntry {
+pub struct StuckLine {
     /// The step that failed.
     pub step: String,
     /// Why it failed.
@@ -192,7 +192,7 @@ pub struct StuckEntry {
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
 const TRY_AGAIN_WITHIN: Duration = Duration::from_secs(3600);
 
-impl StuckEntry {
+impl StuckLine {
     /// The line for one more failed attempt.
     pub fn after(last: Option<&Self>, step: String, why: String) -> Self {
         Self {
@@ -231,7 +231,7 @@ impl StuckEntry {
     }
 }
 
-impl std::fmt::Display for StuckEntry {
+impl std::fmt::Display for StuckLine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if self.why.is_empty() {
             f.write_str(&self.step)
@@ -243,7 +243,7 @@ impl std::fmt::Display for StuckEntry {
 
 /// How a detached box ended. Only its record is left.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EndedEntry {
+pub struct EndedLine {
     #[serde(flatten)]
     pub end: End,
     /// When the box ended. If its keeper could not say: when tare found it ended.
@@ -258,12 +258,12 @@ pub struct EndedEntry {
     pub emptied_ms: u64,
 }
 
-impl EndedEntry {
+impl EndedLine {
     /// Returns how the box ended, as its keeper wrote it. A keeper that wrote nothing was killed, at
     /// some time since `last_sign`: by tare if the record says so.
     pub fn of(
         journal: &Journal,
-        ending: Option<&EndingEntry>,
+        ending: Option<&EndingLine>,
         last_sign: Option<Timestamp>,
         oom: bool,
         emptied: Duration,
@@ -284,24 +284,27 @@ impl EndedEntry {
     }
 }
 
+/// One line of `record.json`.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Entry {
-    Intent(Box<Intent>),
-    Keeper(KeeperIdentity),
-    Renamed(Renaming),
-    Updated(Update),
-    Removing(RemovingEntry),
-    Stuck(StuckEntry),
-    Ending(EndingEntry),
-    Ended(EndedEntry),
+pub enum Line {
+    /// Files of version 2 call it `intent`.
+    #[serde(rename = "intent")]
+    Created(Box<Created>),
+    Keeper(KeeperLine),
+    Renamed(RenamedLine),
+    Updated(UpdatedLine),
+    Removing(RemovingLine),
+    Stuck(StuckLine),
+    Ending(EndingLine),
+    Ended(EndedLine),
 }
 
-impl Entry {
+impl Line {
     /// Returns the name that this line gives to the box.
     pub fn name(&self) -> Option<&Name> {
         match self {
-            Self::Intent(intent) => intent.spec.name.as_ref(),
+            Self::Created(created) => created.spec.name.as_ref(),
             Self::Renamed(renaming) => Some(&renaming.name),
             Self::Keeper(_)
             | Self::Updated(_)
@@ -315,7 +318,7 @@ impl Entry {
     /// Returns when this line was written, on the boot clock.
     pub fn at_ns(&self) -> u64 {
         match self {
-            Self::Intent(intent) => intent.created_ns,
+            Self::Created(created) => created.created_ns,
             Self::Keeper(keeper) => keeper.at_ns,
             Self::Renamed(renaming) => renaming.at_ns,
             Self::Updated(update) => update.at_ns,
@@ -328,36 +331,35 @@ impl Entry {
 }
 
 /// Returns the lines that can be read.
-pub fn entries(text: &str) -> impl Iterator<Item = Entry> {
-    let lines = text.lines();
-    lines.filter_map(|line| serde_json::from_str(line).ok())
+pub fn parse(text: &str) -> impl Iterator<Item = Line> {
+    text.lines().filter_map(|line| serde_json::from_str(line).ok())
 }
 
 /// Returns the lines with one update in place of all, which has the same effect.
 pub fn merge_updates(text: &str) -> serde_json::Result<String> {
-    let mut merged = Update::default();
+    let mut merged = UpdatedLine::default();
     let mut kept = String::new();
     for line in text.lines() {
         match serde_json::from_str(line) {
-            Ok(Entry::Updated(update)) => merged = merged.then(update),
+            Ok(Line::Updated(update)) => merged = merged.then(update),
             _ => {
                 kept.push_str(line);
                 kept.push('\n');
             }
         }
     }
-    kept.push_str(&serde_json::to_string(&Entry::Updated(merged))?);
+    kept.push_str(&serde_json::to_string(&Line::Updated(merged))?);
     kept.push('\n');
     Ok(kept)
 }
 
-/// What all lines together say.
+/// What the lines of a record say together.
 #[derive(Debug, Default)]
-pub struct Account {
+pub struct RecordLines {
     /// Set if a tare of another version wrote the record.
     pub other_version: Option<u32>,
-    pub intent: Option<Intent>,
-    pub keeper: Option<KeeperIdentity>,
+    pub created: Option<Created>,
+    pub keeper: Option<KeeperLine>,
     /// Every name that it has had or was to get, the last one last.
     pub names: Vec<Name>,
     /// How many lines change limits or lease.
@@ -365,67 +367,67 @@ pub struct Account {
     /// The last of its names may not be taken yet: see `holdings::name::current`.
     pub is_renamed: bool,
     /// Since its end: why it cannot be removed.
-    pub stuck: Option<StuckEntry>,
+    pub stuck: Option<StuckLine>,
     /// A removal was begun, and is to be finished.
     pub removing: bool,
-    pub ending: Option<EndingEntry>,
-    pub ended: Option<EndedEntry>,
+    pub ending: Option<EndingLine>,
+    pub ended: Option<EndedLine>,
 }
 
-impl Account {
+impl RecordLines {
     /// Reads all lines. A line that is cut off or damaged is skipped.
     pub fn read(text: &str) -> Self {
-        let mut account = Self::default();
+        let mut lines = Self::default();
         for line in text.lines() {
             match serde_json::from_str(line) {
-                Ok(Entry::Intent(intent)) if intent.version != VERSION => {
-                    account.other_version = Some(intent.version);
+                Ok(Line::Created(created)) if created.version != VERSION => {
+                    lines.other_version = Some(created.version);
                 }
-                Ok(entry) => account.note(entry),
+                Ok(line) => lines.note(line),
                 Err(_) => {
-                    account.other_version = account.other_version.or_else(|| other_version(line));
+                    lines.other_version = lines.other_version.or_else(|| other_version(line));
                 }
             }
         }
-        account
+        lines
     }
 
-    pub fn note(&mut self, entry: Entry) {
-        match entry {
-            Entry::Intent(intent) => {
-                self.names = intent.spec.name.clone().into_iter().collect();
-                self.intent = Some(*intent);
+    pub fn note(&mut self, line: Line) {
+        match line {
+            Line::Created(created) => {
+                self.names = created.spec.name.clone().into_iter().collect();
+                self.created = Some(*created);
             }
-            Entry::Keeper(identity) => self.keeper = Some(identity),
-            Entry::Renamed(renaming) => {
+            Line::Keeper(identity) => self.keeper = Some(identity),
+            Line::Renamed(renaming) => {
                 self.names.push(renaming.name);
                 self.is_renamed = true;
             }
-            Entry::Updated(update) => {
+            Line::Updated(update) => {
                 self.updates += 1;
                 self.update(&update);
             }
-            Entry::Removing(_) => self.removing = true,
-            Entry::Stuck(stuck) => {
+            Line::Removing(_) => self.removing = true,
+            Line::Stuck(stuck) => {
                 self.removing |= stuck.remove;
                 self.stuck = Some(stuck);
             }
-            Entry::Ending(ending) => self.ending = Some(ending),
-            Entry::Ended(ended) => {
+            Line::Ending(ending) => self.ending = Some(ending),
+            Line::Ended(ended) => {
                 self.stuck = None;
                 self.ended = Some(ended);
             }
         }
     }
 
-    fn update(&mut self, update: &Update) {
+    fn update(&mut self, update: &UpdatedLine) {
         if let (Some(keeper), Some(lease)) = (&mut self.keeper, update.lease) {
             keeper.lease = lease;
         }
-        let Some(intent) = &mut self.intent else {
+        let Some(created) = &mut self.created else {
             return;
         };
-        let limits = &mut intent.spec.limits;
+        let limits = &mut created.spec.limits;
         if let Some(bytes) = update.memory_bytes {
             limits.memory_bytes = Limit::Asked(bytes);
         }
@@ -440,7 +442,7 @@ impl Account {
     /// Whether no line of the record could be read.
     pub fn is_empty(&self) -> bool {
         self.other_version.is_none()
-            && self.intent.is_none()
+            && self.created.is_none()
             && self.keeper.is_none()
             && self.names.is_empty()
             && self.stuck.is_none()
@@ -451,11 +453,11 @@ impl Account {
 
     /// The tenant that the box belongs to; `None` if the record does not say it.
     pub fn tenant(&self) -> Option<&Tenant> {
-        Some(&self.intent.as_ref()?.spec.tenant)
+        Some(&self.created.as_ref()?.spec.tenant)
     }
 
     pub fn detached(&self) -> Option<&DetachOptions> {
-        self.intent.as_ref()?.detached.as_ref()
+        self.created.as_ref()?.detached.as_ref()
     }
 }
 
@@ -481,15 +483,15 @@ mod tests {
     fn an_endless_lease_differs_from_a_missing_one() {
         let hour = Lease::of(Some(Duration::from_secs(3600)));
         for lease in [None, Some(Lease::Never), Some(hour)] {
-            let update = Update { lease, ..Update::default() };
+            let update = UpdatedLine { lease, ..UpdatedLine::default() };
             let text = serde_json::to_string(&update).unwrap();
-            assert_eq!(serde_json::from_str::<Update>(&text).unwrap(), update);
+            assert_eq!(serde_json::from_str::<UpdatedLine>(&text).unwrap(), update);
         }
     }
 
-    fn failed(times: u32) -> StuckEntry {
-        let again = |last: Option<StuckEntry>, _| {
-            Some(StuckEntry::after(last.as_ref(), "a".into(), "b".into()))
+    fn failed(times: u32) -> StuckLine {
+        let again = |last: Option<StuckLine>, _| {
+            Some(StuckLine::after(last.as_ref(), "a".into(), "b".into()))
         };
         (0..times).fold(None, again).unwrap()
     }
@@ -499,14 +501,14 @@ mod tests {
         let pauses = [1, 2, 3, 4, 13, 14, 40, 4000].map(|times| failed(times).pause().as_secs());
         assert_eq!(pauses, [0, 1, 2, 4, 2048, 3600, 3600, 3600]);
         assert!(failed(1).is_due() && !failed(3).is_due());
-        let earlier_boot = StuckEntry { at_ns: u64::MAX, ..failed(9) };
+        let earlier_boot = StuckLine { at_ns: u64::MAX, ..failed(9) };
         assert!(earlier_boot.is_due());
     }
 
     #[test]
     fn a_repeated_failure_is_not_recorded_before_its_retry_time() {
         let last = failed(5);
-        let again = |why: &str| StuckEntry::after(Some(&last), "a".into(), why.into());
+        let again = |why: &str| StuckLine::after(Some(&last), "a".into(), why.into());
         assert!(again("b").is_said(Some(&last)));
         assert!(!again("c").is_said(Some(&last)));
         assert!(!again("b").is_said(None));
@@ -518,16 +520,16 @@ mod tests {
         for version in [1, 3] {
             let text =
                 format!("{{\"intent\":{{\"version\":{version},\"all\":\"new\"}}}}\n{{\"x\":1}}\n");
-            assert_eq!(Account::read(&text).other_version, Some(version));
+            assert_eq!(RecordLines::read(&text).other_version, Some(version));
         }
-        let account = Account::read("{\"intent\":{\"version\":2,\"all\":\"new\"}}\n{\"x\":1}\n");
-        assert_eq!(account.other_version, None);
-        assert!(account.intent.is_none());
+        let lines = RecordLines::read("{\"intent\":{\"version\":2,\"all\":\"new\"}}\n{\"x\":1}\n");
+        assert_eq!(lines.other_version, None);
+        assert!(lines.created.is_none());
     }
 
     #[test]
     fn a_damaged_line_hides_no_other() {
-        let account = Account::read(
+        let lines = RecordLines::read(
             "{\"keeper\":{\"boot\n\
              {\"stuck\":{\"step\":\"a\",\"why\":\"b\",\"tries\":1,\"at_ns\":1}}\n\
              \u{0}\u{0}\u{0}\n\
@@ -535,9 +537,9 @@ mod tests {
              {\"renamed\":{\"name\":\"../c\",\"at_ns\":2}}\n\
              {\"ended\":{\"exit",
         );
-        assert!(account.intent.is_none() && account.keeper.is_none() && account.ended.is_none());
-        let stuck = account.stuck.as_ref().map(ToString::to_string);
+        assert!(lines.created.is_none() && lines.keeper.is_none() && lines.ended.is_none());
+        let stuck = lines.stuck.as_ref().map(ToString::to_string);
         assert_eq!(stuck.as_deref(), Some("a: b"));
-        assert_eq!(account.names.last().map(Name::as_str), Some("b"));
+        assert_eq!(lines.names.last().map(Name::as_str), Some("b"));
     }
 }

@@ -41,7 +41,7 @@ use crate::host::{CgroupRoots, Host};
 use crate::record::damage::Damage;
 use crate::record::files::{CONTROL, JOURNAL};
 use crate::record::lines::{
-    Account, EndingEntry, Entry, Intent, KeeperIdentity, Reason, RemovingEntry, VERSION,
+    Created, EndingLine, KeeperLine, Line, Reason, RecordLines, RemovingLine, VERSION,
 };
 use crate::spec::{BoxId, DetachOptions, Isolation, Spec};
 use crate::time::Timestamp;
@@ -52,14 +52,14 @@ use tare_kernel::locks::{LOCK_WITHIN, Lock, lock_within};
 pub struct Record {
     /// Or what is in its place.
     directory: OwnedFd,
-    pub account: Account,
-    /// Why what is, or is not, in the account is nothing to go by.
+    pub lines: RecordLines,
+    /// Why the lines cannot be trusted, if they cannot.
     pub damage: Option<Damage>,
 }
 
 /// A record that this process has locked, so that no other one changes it.
 #[derive(Debug)]
-pub struct Locked(Record);
+pub struct LockedRecord(Record);
 
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -73,9 +73,9 @@ const FILES: [&str; 5] = [FILE, CONTROL, JOURNAL, FILE_NAMES[0], FILE_NAMES[1]];
 #[cfg(test)]
 impl Record {
     /// A record that says this, without a directory of its own.
-    pub fn of(account: Account) -> Self {
+    pub fn of(lines: RecordLines) -> Self {
         let directory = openat(CWD, c"/", DIRECTORY, Mode::empty()).expect("the root is there");
-        Self { directory, account, damage: None }
+        Self { directory, lines, damage: None }
     }
 }
 
@@ -99,7 +99,7 @@ impl Record {
         match openat(boxes, id.as_str(), flags, Mode::empty()) {
             Ok(directory) => Ok(Some(Self {
                 directory,
-                account: Account::default(),
+                lines: RecordLines::default(),
                 damage: Some(Damage::NotADirectory),
             })),
             Err(Errno::NOENT) => Ok(None),
@@ -108,28 +108,24 @@ impl Record {
     }
 
     fn read(directory: OwnedFd) -> Self {
-        let (account, damage) = match read_account(directory.as_fd()) {
-            Ok(account) => {
-                let other = account.other_version.map(Damage::other_version);
-                (account, other)
+        let (lines, damage) = match read_lines(directory.as_fd()) {
+            Ok(lines) => {
+                let other = lines.other_version.map(Damage::other_version);
+                (lines, other)
             }
             // What cannot be read says nothing: teardown works from the id alone.
-            Err(damage) => (Account::default(), Some(damage)),
+            Err(damage) => (RecordLines::default(), Some(damage)),
         };
         let foreign =
-            if account.is_empty() { damage::foreign_entry(directory.as_fd()) } else { None };
-        Self {
-            directory,
-            account,
-            damage: foreign.map(|entry| Damage::NotOurs { entry }).or(damage),
-        }
+            if lines.is_empty() { damage::foreign_entry(directory.as_fd()) } else { None };
+        Self { directory, lines, damage: foreign.map(|entry| Damage::NotOurs { entry }).or(damage) }
     }
 
-    /// The lines of the account as they are, one after another.
-    pub fn entries(&self) -> Vec<Entry> {
+    /// Reads the lines one by one, for the history.
+    pub fn read_each_line(&self) -> Vec<Line> {
         let file = open_file(self.directory.as_fd(), FILE).ok().flatten();
         let text = file.and_then(|file| read_damaged(file).ok());
-        lines::entries(&text.unwrap_or_default()).collect()
+        lines::parse(&text.unwrap_or_default()).collect()
     }
 
     /// Whether it holds nothing at all, as when it was just made; or a file for a first
@@ -145,9 +141,9 @@ impl Record {
 
     /// Whether it is to hold what the box had written.
     pub fn keeps_scratch(&self) -> bool {
-        let intent = self.account.intent.as_ref();
-        let is_full = intent.is_some_and(|intent| intent.spec.isolation == Isolation::Full);
-        is_full && self.account.detached().is_some_and(|options| options.keep)
+        let created = self.lines.created.as_ref();
+        let is_full = created.is_some_and(|created| created.spec.isolation == Isolation::Full);
+        is_full && self.lines.detached().is_some_and(|options| options.keep)
     }
 
     /// Whether the record is to be kept after the box's end: that of a box that was detached. A
@@ -157,38 +153,38 @@ impl Record {
             let journal = self.journal();
             journal.map_or(true, |journal| journal.detached)
         };
-        self.account.detached().is_some_and(|options| !options.remove) && was_detached()
+        self.lines.detached().is_some_and(|options| !options.remove) && was_detached()
     }
 
     /// Notes why tare kills the box of another process, which has locked the record. The creator
     /// of an attached box reads it when the keeper is gone.
     pub fn note_kill(&self, why: Reason) -> io::Result<()> {
-        self.append(&Entry::Ending(EndingEntry::now(why)))
+        self.append(&Line::Ending(EndingLine::now(why)))
     }
 
     /// Why tare killed the box, if it did.
     pub fn kill_noted(&self) -> Option<Reason> {
-        let lines = read_account(self.directory.as_fd()).ok()?;
+        let lines = read_lines(self.directory.as_fd()).ok()?;
         lines.ending.map(|ending| ending.why)
     }
 
     /// Adds a line to the file.
-    fn append(&self, entry: &Entry) -> io::Result<()> {
+    fn append(&self, line: &Line) -> io::Result<()> {
         let flags = OFlags::CREATE | OFlags::APPEND | OFlags::RDWR;
         let open = || open_regular(self.directory.as_fd(), FILE, flags, PRIVATE);
-        let mut file = fs::File::from(step("account opened", open)?);
+        let mut file = fs::File::from(step("lines opened", open)?);
         let bytes_before = file.metadata()?.len();
-        let mut line = Vec::new();
+        let mut bytes = Vec::new();
         // A process that was killed while it wrote left half a line.
         if !ends_a_line(&file, bytes_before)? {
-            line.push(b'\n');
+            bytes.push(b'\n');
         }
-        serde_json::to_writer(&mut line, entry)?;
-        line.push(b'\n');
-        if bytes_before + line.len() as u64 > FILE_BYTES_MAX {
+        serde_json::to_writer(&mut bytes, line)?;
+        bytes.push(b'\n');
+        if bytes_before + bytes.len() as u64 > FILE_BYTES_MAX {
             return Err(Errno::FBIG.into());
         }
-        let write = || io::Write::write_all(&mut file, &line);
+        let write = || io::Write::write_all(&mut file, &bytes);
         if let Err(error) = step("line written", write) {
             // A disk that is full takes part of it. If this fails too, the next line
             // begins with its own end of line.
@@ -227,10 +223,10 @@ impl Record {
         boxes: BorrowedFd<'_>,
         id: &BoxId,
         within: Duration,
-    ) -> Result<Option<Locked>, Error> {
+    ) -> Result<Option<LockedRecord>, Error> {
         let doing = || format!("cannot lock box {id}");
         if self.damage.as_ref().is_some_and(Damage::has_no_directory) {
-            return Ok(Some(Locked::replace(boxes, id).context(doing)?));
+            return Ok(Some(LockedRecord::replace(boxes, id).context(doing)?));
         }
         match lock_within("record locked", &self.directory, Lock::Exclusive, within) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(busy(id, error)),
@@ -244,7 +240,7 @@ impl Record {
         };
         let ours = fstat(&self.directory).context(doing)?;
         let same = (now.st_dev, now.st_ino) == (ours.st_dev, ours.st_ino);
-        Ok(same.then(|| Locked(Self::read(self.directory))))
+        Ok(same.then(|| LockedRecord(Self::read(self.directory))))
     }
 }
 
@@ -261,7 +257,7 @@ impl AsFd for Record {
     }
 }
 
-impl std::ops::Deref for Locked {
+impl std::ops::Deref for LockedRecord {
     type Target = Record;
 
     fn deref(&self) -> &Record {
@@ -269,7 +265,7 @@ impl std::ops::Deref for Locked {
     }
 }
 
-impl Locked {
+impl LockedRecord {
     /// Makes the record of a new box, whose cgroups will be in `parents`; nothing of the box exists
     /// yet.
     pub fn create(
@@ -283,7 +279,7 @@ impl Locked {
         let doing = || format!("cannot make the record of box {id} in {}", boxes.display());
         let opened = open_boxes(&boxes).context(doing)?;
         let mut record = Self::make(opened, id).context(doing)?;
-        let intent = Intent {
+        let created = Created {
             version: VERSION,
             boot_id: host.boot_id.clone(),
             created_at: Timestamp::now(),
@@ -292,7 +288,7 @@ impl Locked {
             spec: spec.clone(),
             detached: detached.cloned(),
         };
-        if let Err(error) = record.add(Entry::Intent(Box::new(intent))).context(doing) {
+        if let Err(error) = record.add(Line::Created(Box::new(created))).context(doing) {
             // Nothing of the box exists yet but this directory.
             return Err(match remove(layout, id) {
                 Ok(()) => error,
@@ -336,7 +332,7 @@ impl Locked {
         });
         match locked {
             Ok(directory) => {
-                Ok(Self(Record { directory, account: Account::default(), damage: None }))
+                Ok(Self(Record { directory, lines: RecordLines::default(), damage: None }))
             }
             Err(error) => {
                 // An empty directory that cannot be removed now is removed by the next
@@ -348,18 +344,18 @@ impl Locked {
         }
     }
 
-    pub fn add_keeper(&mut self, identity: KeeperIdentity) -> io::Result<()> {
-        self.add(Entry::Keeper(identity))
+    pub fn add_keeper(&mut self, identity: KeeperLine) -> io::Result<()> {
+        self.add(Line::Keeper(identity))
     }
 
     /// Adds a line, all of it or nothing.
-    pub fn add(&mut self, entry: Entry) -> io::Result<()> {
-        if matches!(entry, Entry::Updated(_)) && self.account.updates >= UPDATES_MAX {
+    pub fn add(&mut self, line: Line) -> io::Result<()> {
+        if matches!(line, Line::Updated(_)) && self.lines.updates >= UPDATES_MAX {
             // If the disk is full, the record is a line longer than it could be.
             self.merge_updates().ok();
         }
-        self.append(&entry)?;
-        self.0.account.note(entry);
+        self.append(&line)?;
+        self.0.lines.note(line);
         Ok(())
     }
 
@@ -373,7 +369,7 @@ impl Locked {
         let mut draft = Draft::create(self.directory.as_fd(), FILE_C, PRIVATE)?;
         step("shorter record written", || io::Write::write_all(draft.file(), merged.as_bytes()))?;
         draft.publish()?;
-        self.0.account.updates = 1;
+        self.0.lines.updates = 1;
         Ok(())
     }
 
@@ -382,7 +378,7 @@ impl Locked {
     /// command, whatever the record said before.
     pub fn forget(&mut self, id: &BoxId) -> Result<(), Error> {
         let doing = || format!("cannot remove the record of box {id}");
-        let removing = Entry::Removing(RemovingEntry { at_ns: boot_ns() });
+        let removing = Line::Removing(RemovingLine { at_ns: boot_ns() });
         let mut line = serde_json::to_vec(&removing).context(doing)?;
         line.push(b'\n');
         let open = |flags| open_regular(self.directory.as_fd(), FILE, flags, PRIVATE);
@@ -401,7 +397,7 @@ impl Locked {
             file.set_len(line.len() as u64)
         })
         .context(doing)?;
-        self.0.account.removing = true;
+        self.0.lines.removing = true;
         Ok(())
     }
 
@@ -422,7 +418,7 @@ fn ends_a_line(file: &fs::File, bytes: u64) -> io::Result<bool> {
 }
 
 /// Reads the lines. A file that another user could have written is damaged.
-fn read_account(directory: BorrowedFd<'_>) -> Result<Account, Damage> {
+fn read_lines(directory: BorrowedFd<'_>) -> Result<RecordLines, Damage> {
     let unreadable = |error: io::Error| Damage::unreadable(&error);
     check_owner(directory)?;
     let text = match open_file(directory, FILE).map_err(unreadable)? {
@@ -432,7 +428,7 @@ fn read_account(directory: BorrowedFd<'_>) -> Result<Account, Damage> {
         }
         None => String::new(),
     };
-    Ok(Account::read(&text))
+    Ok(RecordLines::read(&text))
 }
 
 fn check_owner(of: BorrowedFd<'_>) -> Result<(), Damage> {
@@ -481,7 +477,7 @@ pub fn remove(layout: &Layout, id: &BoxId) -> Result<(), Error> {
     let open = || openat(CWD, layout.boxes(), DIRECTORY, Mode::empty());
     let boxes = step("records opened to remove one", open).context(doing)?;
     let name = CString::new(id.as_str()).context(doing)?;
-    let mut account = Vec::new();
+    let mut lines = Vec::new();
     if let Ok(directory) = openat(&boxes, &name, DIRECTORY, Mode::empty()) {
         for entry in tree::names(directory.as_fd()).context(doing)? {
             if entry.as_bytes() != FILE.as_bytes() {
@@ -489,22 +485,22 @@ pub fn remove(layout: &Layout, id: &BoxId) -> Result<(), Error> {
             }
         }
         let file = open_file(directory.as_fd(), FILE).ok().flatten();
-        account = file.and_then(|file| read_bytes(file).ok()).unwrap_or_default();
+        lines = file.and_then(|file| read_bytes(file).ok()).unwrap_or_default();
     }
     let removed = tree::remove(boxes.as_fd(), &name);
-    if removed.is_err() && !account.is_empty() {
-        write_again(boxes.as_fd(), &name, &account);
+    if removed.is_err() && !lines.is_empty() {
+        write_again(boxes.as_fd(), &name, &lines);
     }
     removed.context(doing)
 }
 
 /// What is there already is not touched, and what cannot be written is missing.
-fn write_again(boxes: BorrowedFd<'_>, name: &CStr, account: &[u8]) {
+fn write_again(boxes: BorrowedFd<'_>, name: &CStr, lines: &[u8]) {
     let Ok(directory) = openat(boxes, name, DIRECTORY, Mode::empty()) else {
         return;
     };
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     if let Ok(file) = openat(&directory, FILE, flags, PRIVATE) {
-        io::Write::write_all(&mut fs::File::from(file), account).ok();
+        io::Write::write_all(&mut fs::File::from(file), lines).ok();
     }
 }

@@ -86,7 +86,7 @@ pub fn exec(at: BoxAt<'_>, spec: &ExecSpec, stdin: Stdin) -> Result<Session, Err
     let record = awake(at)?;
     refuse_user(&record, at.id, spec)?;
     let deadline_ns = spec.timeout.map(from_now);
-    let oom = OomWatch::new(&cgroup::roots_of(at, &record), at.tagged());
+    let oom = OomWatch::new(&cgroup::roots_of(at, &record), at.tagged_id());
     let (link, stdio) = start(&record, at.id, spec.request(), spec.user, stdin)?;
     link.await_answer(at.id)?;
     let streams = stdio.map(|stdio| stdio.ours).unwrap_or_default();
@@ -119,8 +119,8 @@ pub(crate) fn start(
 
 /// With `--contain` users do not change.
 fn refuse_user(record: &Record, id: &BoxId, spec: &ExecSpec) -> Result<(), Error> {
-    let intent = record.account.intent.as_ref();
-    let contained = intent.is_some_and(|intent| intent.spec.isolation == Isolation::Contain);
+    let created = record.lines.created.as_ref();
+    let contained = created.is_some_and(|created| created.spec.isolation == Isolation::Contain);
     if spec.user.is_none() || !contained {
         return Ok(());
     }
@@ -131,9 +131,9 @@ fn refuse_user(record: &Record, id: &BoxId, spec: &ExecSpec) -> Result<(), Error
 
 /// The user and group of the process on the host.
 fn owner(record: &Record, user: Option<User>) -> Owner {
-    let account = &record.account;
-    let first_uid = account.keeper.as_ref().and_then(|keeper| keeper.first_uid);
-    let box_user = account.intent.as_ref().map(|intent| intent.spec.user);
+    let lines = &record.lines;
+    let first_uid = lines.keeper.as_ref().and_then(|keeper| keeper.first_uid);
+    let box_user = lines.created.as_ref().map(|created| created.spec.user);
     match user.or(box_user) {
         Some(user) => Owner::of(first_uid, user),
         None => Owner::of(None, User { uid: 0, gid: 0 }),

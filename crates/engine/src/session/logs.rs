@@ -55,7 +55,7 @@ struct Skip {
 
 /// A count of lines from the beginning.
 #[derive(Debug, Default)]
-struct Census {
+struct LineCount {
     first_position: Option<u64>,
     counted: Skip,
     /// Streams with a line that has not ended; the one written last is last.
@@ -166,17 +166,17 @@ impl Logs {
     }
 
     /// Counts from the beginning, and not further than so many lines.
-    fn count(&mut self, lines_max: u64, end: End) -> Result<Census, Error> {
+    fn count(&mut self, lines_max: u64, end: End) -> Result<LineCount, Error> {
         self.rewind();
-        let mut census = Census::default();
-        while census.counted.lines() < lines_max {
+        let mut count = LineCount::default();
+        while count.counted.lines() < lines_max {
             let Some(entry) = self.next_entry(Some(end))? else {
-                census.add_unfinished(lines_max);
+                count.add_unfinished(lines_max);
                 break;
             };
-            census.add(&entry, self.reader.bytes(), lines_max);
+            count.add(&entry, self.reader.bytes(), lines_max);
         }
-        Ok(census)
+        Ok(count)
     }
 }
 
@@ -215,7 +215,7 @@ impl Skip {
     }
 }
 
-impl Census {
+impl LineCount {
     fn add(&mut self, entry: &Entry, bytes: &[u8], lines_max: u64) {
         self.first_position.get_or_insert(entry.position);
         self.counted.end_position = entry.position.saturating_add(bytes.len() as u64);

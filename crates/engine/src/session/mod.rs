@@ -33,7 +33,7 @@ use tare_kernel::spawn::Child;
 use crate::error::{Context, Error, Hint};
 use crate::holdings::cgroup::{CgroupHolding, OomWatch};
 use crate::host::layout::StateRoot;
-use crate::record::Locked;
+use crate::record::LockedRecord;
 use crate::record::lines::Reason;
 use crate::session::failure::Subject;
 use crate::session::stdio::{Streams, null};
@@ -80,7 +80,7 @@ pub struct Session {
 #[derive(Debug)]
 pub struct OwnedBox {
     pub root: StateRoot,
-    pub record: Locked,
+    pub record: LockedRecord,
     pub keeper: Child,
     pub cgroups: CgroupHolding,
     /// Held until the box is gone, so that no other box gets its user ids before.

@@ -4,7 +4,7 @@
 //! about the same, so the figures rank calls; they do not add up to a run.
 
 use super::launch::{Ending, Launch, Life, Purpose, Starter};
-use crate::failure::{Doing, Failure};
+use crate::failure::{Context, Failure};
 use std::fs;
 use std::path::Path;
 
@@ -39,7 +39,7 @@ fn traced(launch: &Launch, directory: &Path, options: &[&str]) -> Result<String,
         let Life { ending, complaint, .. } = life;
         return Err(Failure::new(format!("strace: {ending}: {complaint}")));
     }
-    fs::read_to_string(&path).doing(|| "cannot read the trace".into())
+    fs::read_to_string(&path).context(|| "cannot read the trace".into())
 }
 
 #[derive(Debug, PartialEq)]

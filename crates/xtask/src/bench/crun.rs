@@ -5,7 +5,7 @@
 //! cgroup2 is mounted over /sys/fs/cgroup, set up once and not timed.
 
 use super::peers::{ROOT_LINKS, View};
-use crate::failure::{Doing, Failure};
+use crate::failure::{Context, Failure};
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -51,19 +51,19 @@ pub fn write_bundle(
     let doing = || format!("cannot write the bundle {}", directory.display());
     let root = directory.join("rootfs");
     for name in ["proc", "dev", "tmp"] {
-        fs::create_dir_all(root.join(name)).doing(doing)?;
+        fs::create_dir_all(root.join(name)).context(doing)?;
     }
     for (link, target) in ROOT_LINKS {
-        symlink(target, root.join(link)).doing(doing)?;
+        symlink(target, root.join(link)).context(doing)?;
     }
     for path in &view.binds {
-        mount_point(&root, Path::new(path)).doing(doing)?;
+        mount_point(&root, Path::new(path)).context(doing)?;
     }
     let mut config = config(command, cgroup, &view.binds);
     if profile == Profile::OfABox {
         confine(&mut config, view);
     }
-    fs::write(directory.join("config.json"), config.to_string()).doing(doing)
+    fs::write(directory.join("config.json"), config.to_string()).context(doing)
 }
 
 /// Made ahead: crun cannot make it in a root that its own uids do not own.

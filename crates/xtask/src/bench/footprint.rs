@@ -8,7 +8,7 @@
 //! pipe closes when the bench is done and also when it was interrupted or
 //! killed: there is one way out.
 
-use crate::failure::{Doing, Failure};
+use crate::failure::{Context, Failure};
 use clap::Args;
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashSet};
@@ -74,7 +74,7 @@ impl Footprint {
 
     /// The same for somebody who is no bench.
     pub fn acquire_as(purpose: &str, tare: Option<&Path>) -> Result<Self, Failure> {
-        let own = std::env::current_exe().doing(|| "cannot find this program".into())?;
+        let own = std::env::current_exe().context(|| "cannot find this program".into())?;
         let name = format!("{purpose}-{}", std::process::id());
         Self::acquire_by(
             Place { parent: in_memory(), name, tare: tare.map(Path::to_owned) },
@@ -93,14 +93,16 @@ impl Footprint {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .doing(|| "cannot start the janitor".into())?;
+            .context(|| "cannot start the janitor".into())?;
         let mut line = String::new();
         let answers = janitor.stdout.as_mut().expect("its stdout was asked to be a pipe");
-        BufReader::new(answers).read_line(&mut line).doing(|| "cannot hear the janitor".into())?;
+        BufReader::new(answers)
+            .read_line(&mut line)
+            .context(|| "cannot hear the janitor".into())?;
         match line.trim() {
             READY => Ok(Self { place, janitor }),
             _ => {
-                let status = janitor.wait().doing(|| "cannot wait for the janitor".into())?;
+                let status = janitor.wait().context(|| "cannot wait for the janitor".into())?;
                 let path = place.directory();
                 Err(Failure::new(format!("no directory {} to work in: {status}", path.display())))
             }
@@ -123,7 +125,7 @@ impl Footprint {
     /// Returns when the janitor has seen that nothing is left.
     pub fn release(mut self) -> Result<(), Failure> {
         drop(self.janitor.stdin.take());
-        let status = self.janitor.wait().doing(|| "cannot wait for the janitor".into())?;
+        let status = self.janitor.wait().context(|| "cannot wait for the janitor".into())?;
         if status.success() {
             Ok(())
         } else {
@@ -140,7 +142,7 @@ pub fn serve_as_janitor(place: &Place) -> Result<(), Failure> {
     fs::DirBuilder::new()
         .mode(0o755)
         .create(&directory)
-        .doing(|| format!("cannot make {}", directory.display()))?;
+        .context(|| format!("cannot make {}", directory.display()))?;
     let told = writeln!(std::io::stdout(), "{READY}");
     // Whatever is read and however it ends, the bench is gone then.
     let _ = std::io::copy(&mut std::io::stdin().lock().by_ref(), &mut std::io::sink());
@@ -149,7 +151,7 @@ pub fn serve_as_janitor(place: &Place) -> Result<(), Failure> {
     }
     let cgroups = cgroup_roots().iter().map(|root| root.join(&place.name)).collect();
     remove_all(&directory, cgroups)?;
-    told.doing(|| "cannot answer the bench".into())
+    told.context(|| "cannot answer the bench".into())
 }
 
 /// Ends every box on a state root and takes the directory of their records. A
@@ -224,7 +226,7 @@ fn until_gone(path: &Path, remove: impl Fn() -> std::io::Result<()>) -> Result<(
             std::thread::sleep(REMOVAL_PAUSE);
         }
     }
-    last.doing(|| format!("cannot remove {}", path.display()))
+    last.context(|| format!("cannot remove {}", path.display()))
 }
 
 /// Children first: the kernel removes only leaves.

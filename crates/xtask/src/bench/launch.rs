@@ -4,7 +4,7 @@
 //! somewhere else first (crun wants other mounts than this host has). Both run
 //! the same code, so that no subject gets another clock than the rest.
 
-use crate::failure::{Doing, Failure};
+use crate::failure::{Context, Failure};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -155,7 +155,7 @@ struct Request {
 impl Starter {
     /// `wrapper` gets the words of our own starter appended, and has to end in it.
     pub fn elsewhere(wrapper: &[&str]) -> Result<Self, Failure> {
-        let own = std::env::current_exe().doing(|| "cannot find this program".into())?;
+        let own = std::env::current_exe().context(|| "cannot find this program".into())?;
         let mut child = Command::new(wrapper[0])
             .args(&wrapper[1..])
             .arg(own)
@@ -164,7 +164,7 @@ impl Starter {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .doing(|| format!("cannot start {}", wrapper[0]))?;
+            .context(|| format!("cannot start {}", wrapper[0]))?;
         let answers = child.stdout.take().expect("its stdout was asked to be a pipe");
         Ok(Self::Elsewhere(child, BufReader::new(answers)))
     }
@@ -207,7 +207,7 @@ impl Starter {
             Self::Here => Ok(()),
             Self::Elsewhere(mut child, _) => {
                 drop(child.stdin.take());
-                child.wait().map(drop).doing(|| "cannot wait for the starter".into())
+                child.wait().map(drop).context(|| "cannot wait for the starter".into())
             }
         }
     }
@@ -245,15 +245,15 @@ fn last_words(child: &mut Child) -> Option<String> {
 pub fn serve_as_starter() -> Result<(), Failure> {
     let mut answers = std::io::stdout().lock();
     for line in std::io::stdin().lock().lines() {
-        let line = line.doing(|| "cannot read a request".into())?;
+        let line = line.context(|| "cannot read a request".into())?;
         let request: Request =
-            serde_json::from_str(&line).doing(|| "cannot understand a request".into())?;
+            serde_json::from_str(&line).context(|| "cannot understand a request".into())?;
         let life = match request.purpose {
             Purpose::Time => request.launch.timed(),
             Purpose::Listen => request.launch.listened_to(),
         };
-        let answer = serde_json::to_string(&life).doing(|| "cannot write an answer".into())?;
-        writeln!(answers, "{answer}").doing(|| "cannot answer".into())?;
+        let answer = serde_json::to_string(&life).context(|| "cannot write an answer".into())?;
+        writeln!(answers, "{answer}").context(|| "cannot answer".into())?;
     }
     Ok(())
 }

@@ -4,7 +4,7 @@
 //! without a number keeps its row, with the reason in it.
 
 use super::{Outcome, WARM_UP_ROUNDS};
-use crate::failure::{Doing, Failure};
+use crate::failure::{Context, Failure};
 use serde::Serialize;
 use std::fmt::{self, Write as _};
 use std::fs;
@@ -36,8 +36,8 @@ impl Report {
 
 /// As JSON, in a file whose directory is made if need be.
 pub fn save(report: &impl Serialize, path: &Path) -> Result<(), Failure> {
-    let mut json =
-        serde_json::to_string_pretty(report).doing(|| format!("cannot save {}", path.display()))?;
+    let mut json = serde_json::to_string_pretty(report)
+        .context(|| format!("cannot save {}", path.display()))?;
     json.push('\n');
     save_text(&json, path)
 }
@@ -45,9 +45,9 @@ pub fn save(report: &impl Serialize, path: &Path) -> Result<(), Failure> {
 pub fn save_text(text: &str, path: &Path) -> Result<(), Failure> {
     let doing = || format!("cannot save {}", path.display());
     if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent).doing(doing)?;
+        fs::create_dir_all(parent).context(doing)?;
     }
-    fs::write(path, text).doing(doing)
+    fs::write(path, text).context(doing)
 }
 
 /// Where and when: what a reader needs to judge the figures.

@@ -12,7 +12,7 @@ use super::footprint::Footprint;
 use super::launch::Launch;
 use super::peers::{ASK_FOR_MOUNTS, View, is_installed};
 use super::report::save;
-use crate::failure::{Doing, Failure};
+use crate::failure::{Context, Failure};
 use crate::http;
 use crate::workspace::Workspace;
 use clap::Args;
@@ -107,8 +107,8 @@ impl Request {
 
     fn check(&self, port: u16, printed: &str) -> Result<(), Failure> {
         let doing = || format!("cannot ask for {}", self.path);
-        let stream = TcpStream::connect(("127.0.0.1", port)).doing(doing)?;
-        let answer = http::ask(stream, "POST", self.path, &self.body.to_string()).doing(doing)?;
+        let stream = TcpStream::connect(("127.0.0.1", port)).context(doing)?;
+        let answer = http::ask(stream, "POST", self.path, &self.body.to_string()).context(doing)?;
         if answer["stdout"] == printed {
             Ok(())
         } else {
@@ -140,7 +140,7 @@ impl Comparison<'_> {
     fn rows(&self, binary: &Path, python: &Path) -> Result<Vec<Row>, Failure> {
         let footprint = Footprint::acquire(Some(binary))?;
         let script = footprint.directory().join("load.lua");
-        std::fs::write(&script, LOAD).doing(|| "cannot write the load".into())?;
+        std::fs::write(&script, LOAD).context(|| "cannot write the load".into())?;
         let program = binary.to_string_lossy();
         let words = [&[program.as_ref(), "run", "--"], &ASK_FOR_MOUNTS[..]].concat();
         let state_root = footprint.state_root().to_string_lossy().into_owned();
@@ -201,9 +201,9 @@ fn load(
         .arg(format!("http://127.0.0.1:{port}{}", what.path))
         .env("BODY", what.body.to_string())
         .output()
-        .doing(doing)?;
+        .context(doing)?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     let line = said.lines().find_map(|line| line.strip_prefix(FIGURES));
     let line = line.ok_or_else(|| Failure::new(format!("wrk said no figures: {said}")))?;
-    serde_json::from_str(line).doing(doing)
+    serde_json::from_str(line).context(doing)
 }

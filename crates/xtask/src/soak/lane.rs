@@ -9,7 +9,7 @@ use super::count::{OWN_LEAF, used_by_tare};
 use super::driver::{self, Orders};
 use super::series::{Event, Series};
 use super::subject::Kind;
-use crate::failure::{Doing, Failure};
+use crate::failure::{Context, Failure};
 use crate::workspace::Workspace;
 use clap::Args;
 use rustix::mount::{MountFlags, mount};
@@ -25,22 +25,22 @@ const LIMITS: [(&str, &str); 3] =
 
 /// Runs one subject in a lane and returns its samples.
 pub fn run(workspace: &Workspace, orders: &Orders) -> Result<Series, Failure> {
-    let program = std::env::current_exe().doing(|| "cannot find this program".into())?;
-    let text = serde_json::to_string(orders).doing(|| "cannot write the orders".into())?;
+    let program = std::env::current_exe().context(|| "cannot find this program".into())?;
+    let text = serde_json::to_string(orders).context(|| "cannot write the orders".into())?;
     let mut child = Command::new(workspace.workspace_root.join("tests/in-lane"))
         .arg(program)
         .args(["soak-inside", &text])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
-        .doing(|| "cannot start a lane".into())?;
+        .context(|| "cannot start a lane".into())?;
     let _keeps_it_running = child.stdin.take();
     let events = child.stdout.take().expect("it was requested as a pipe");
     let mut series = Series::new(orders);
     for line in BufReader::new(events).lines() {
-        series.note(Event::from_json(&line.doing(|| "cannot read from the driver".into())?)?);
+        series.note(Event::from_json(&line.context(|| "cannot read from the driver".into())?)?);
     }
-    let status = child.wait().doing(|| "cannot wait for the lane".into())?;
+    let status = child.wait().context(|| "cannot wait for the lane".into())?;
     match orders.subject {
         _ if !series.is_complete() => {
             Err(Failure::new(format!("the driver ended early: {status}")))
@@ -60,7 +60,7 @@ pub struct Inside {
 
 pub fn serve_inside(inside: &Inside) -> Result<(), Failure> {
     let orders: Orders = serde_json::from_str(&inside.orders)
-        .doing(|| "cannot read the orders of the soak".into())?;
+        .context(|| "cannot read the orders of the soak".into())?;
     driver::drive(&Site::prepare(orders)?)
 }
 
@@ -76,16 +76,16 @@ impl Site {
     fn prepare(orders: Orders) -> Result<Self, Failure> {
         let mut site = Self { roots: used_by_tare(), orders };
         for root in &site.roots {
-            enter(root).doing(|| format!("cannot enter a cgroup in {}", root.display()))?;
+            enter(root).context(|| format!("cannot enter a cgroup in {}", root.display()))?;
         }
         for directory in [site.state(), site.output()] {
             let doing = || format!("cannot mount {}", directory.display());
-            fs::create_dir_all(&directory).doing(doing)?;
-            mount("soak", &directory, "tmpfs", MountFlags::empty(), None).doing(doing)?;
+            fs::create_dir_all(&directory).context(doing)?;
+            mount("soak", &directory, "tmpfs", MountFlags::empty(), None).context(doing)?;
         }
         // A build must not replace the binary while the soak runs.
         let tare = Path::new(DIRECTORY).join("tare");
-        fs::copy(&site.orders.tare, &tare).doing(|| format!("cannot copy {}", tare.display()))?;
+        fs::copy(&site.orders.tare, &tare).context(|| format!("cannot copy {}", tare.display()))?;
         site.orders.tare = tare;
         Ok(site)
     }

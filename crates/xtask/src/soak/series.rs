@@ -3,7 +3,7 @@
 use super::driver::Orders;
 use super::sample::Sample;
 use super::subject::Kind;
-use crate::failure::{Doing, Failure};
+use crate::failure::{Context, Failure};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -23,12 +23,12 @@ pub enum Event {
 
 impl Event {
     pub fn from_json(line: &str) -> Result<Self, Failure> {
-        serde_json::from_str(line).doing(|| "cannot read what the driver said".into())
+        serde_json::from_str(line).context(|| "cannot read what the driver said".into())
     }
 
     /// Prints it for the process outside of the lane.
     pub fn tell(&self) -> Result<(), Failure> {
-        let line = serde_json::to_string(self).doing(|| "cannot write a sample".into())?;
+        let line = serde_json::to_string(self).context(|| "cannot write a sample".into())?;
         println!("{line}");
         Ok(())
     }

@@ -62,14 +62,14 @@ const CREATES: u32 = 0o2000_0100;
 /// The program that gives every number the verdict of its range. The ranges
 /// ascend and the first starts at 0.
 pub fn program(ranges: &[Range]) -> Vec<BpfInstruction> {
-    let mut backwards = Backwards::default();
-    let tree = backwards.tree(ranges);
-    let native = backwards.load(NUMBER_OFFSET, tree);
-    let foreign = backwards.emit(RETURN, KILL_PROCESS);
-    let start = backwards.jump(JUMP_EQUAL, ARCHITECTURE, native, foreign);
-    backwards.load(ARCHITECTURE_OFFSET, start);
-    backwards.code.reverse();
-    backwards.code
+    let mut assembler = ReverseAssembler::default();
+    let tree = assembler.tree(ranges);
+    let native = assembler.load(NUMBER_OFFSET, tree);
+    let foreign = assembler.emit(RETURN, KILL_PROCESS);
+    let start = assembler.jump(JUMP_EQUAL, ARCHITECTURE, native, foreign);
+    assembler.load(ARCHITECTURE_OFFSET, start);
+    assembler.code.reverse();
+    assembler.code
 }
 
 /// An instruction, counted from the end of the program.
@@ -77,13 +77,13 @@ type Label = usize;
 
 /// A program that grows at its front.
 #[derive(Default)]
-struct Backwards {
+struct ReverseAssembler {
     code: Vec<BpfInstruction>,
     /// The verdicts that are already there.
     verdicts: Vec<(Verdict, Label)>,
 }
 
-impl Backwards {
+impl ReverseAssembler {
     fn tree(&mut self, ranges: &[Range]) -> Label {
         if let [range] = ranges {
             return self.verdict(range.verdict);
@@ -155,32 +155,34 @@ impl Backwards {
     /// A load continues with the instruction behind it, so that one must be `next`.
     fn load(&mut self, offset: u32, next: Label) -> Label {
         if self.distance(next) > 0 {
-            self.forward(next);
+            self.trampoline(next);
         }
         self.emit(LOAD_WORD, offset)
     }
 
     fn jump(&mut self, code: u16, k: u32, yes: Label, no: Label) -> Label {
-        let yes = self.near(yes);
-        let no = self.near(no);
-        let offset =
-            |to| u8::try_from(self.distance(to)).expect("near has left both within a byte's reach");
+        let yes = self.within_reach(yes);
+        let no = self.within_reach(no);
+        let offset = |to| {
+            u8::try_from(self.distance(to))
+                .expect("within_reach has left both within a byte's reach")
+        };
         let (jump_true, jump_false) = (offset(yes), offset(no));
         self.push(BpfInstruction { code, jump_true, jump_false, k })
     }
 
     /// The label itself if a jump can still reach it after one more instruction
     /// (the other target of the same jump may need one), a way there otherwise.
-    fn near(&mut self, label: Label) -> Label {
+    fn within_reach(&mut self, label: Label) -> Label {
         if self.distance(label) < usize::from(u8::MAX) {
             return label;
         }
-        self.forward(label)
+        self.trampoline(label)
     }
 
     /// An instruction here that stands for the one at the label: itself if it
     /// returns, a jump otherwise.
-    fn forward(&mut self, label: Label) -> Label {
+    fn trampoline(&mut self, label: Label) -> Label {
         let target = self.code[label];
         if target.code == RETURN {
             return self.push(target);

@@ -20,7 +20,7 @@ pub use usage::{CgroupReader, CgroupUsage, OomWatch, oom_kills};
 use crate::error::{Context, Error, ErrorKind};
 use crate::holdings::{Holding, ReleaseAt};
 use crate::host::layout::{self, BoxAt, StateRoot};
-use crate::host::tag::Tagged;
+use crate::host::tag::TaggedId;
 use crate::host::{CgroupRoots, parents};
 use crate::record::Record;
 use crate::spec::Limits;
@@ -72,7 +72,7 @@ pub fn acquire(
     workload: WorkloadCgroup,
     keeper_uid: Option<u32>,
 ) -> Result<CgroupHolding, Error> {
-    let of = at.tagged();
+    let of = at.tagged_id();
     let parents = parents_of(at, record);
     check_parent(at.root, &parents)?;
     let mut holding = CgroupHolding::default();
@@ -155,7 +155,7 @@ fn bound_nesting(unified: &Cgroup) {
 /// Makes a directory. `None` if we may not write the hierarchy.
 fn make(at: BoxAt<'_>, parent: &Path) -> Result<Option<Cgroup>, Error> {
     use io::ErrorKind::{NotFound, PermissionDenied, ReadOnlyFilesystem};
-    let path = layout::cgroup(parent, at.tagged());
+    let path = layout::cgroup(parent, at.tagged_id());
     match Cgroup::create(&path) {
         Ok(cgroup) => Ok(Some(cgroup)),
         Err(error) if error.kind() == NotFound && !at.root.host.cgroups.all().contains(&parent) => {
@@ -249,7 +249,7 @@ pub struct Which {
 /// Changes limits of a box. A limit that cannot be enforced is an error.
 pub fn change(
     roots: &CgroupRoots,
-    of: Tagged<'_>,
+    of: TaggedId<'_>,
     limits: &Limits,
     which: Which,
 ) -> Result<(), Error> {
@@ -279,7 +279,7 @@ const LOOK_AGAIN: Duration = Duration::from_micros(200);
 
 /// Freezes or continues the workload, and waits until that is done. If it cannot be frozen in
 /// time, it continues.
-pub fn freeze(roots: &CgroupRoots, of: Tagged<'_>, frozen: bool) -> Result<(), Error> {
+pub fn freeze(roots: &CgroupRoots, of: TaggedId<'_>, frozen: bool) -> Result<(), Error> {
     let verb = if frozen { "pause" } else { "resume" };
     let doing = || format!("cannot {verb} box {}", of.id);
     let mut cgroups = workloads(roots, of).context(doing)?;
@@ -309,7 +309,7 @@ pub fn freeze(roots: &CgroupRoots, of: Tagged<'_>, frozen: bool) -> Result<(), E
 /// Returns the cgroups that contain the workload. For an attached box it is the box's own, with
 /// the keeper in it. For a detached box it is each one below that: the box may have made more
 /// (`--contain`).
-fn workloads(roots: &CgroupRoots, of: Tagged<'_>) -> io::Result<Vec<PathBuf>> {
+fn workloads(roots: &CgroupRoots, of: TaggedId<'_>) -> io::Result<Vec<PathBuf>> {
     let Some(root) = roots.unified.as_deref() else {
         return Ok(Vec::new());
     };
@@ -352,16 +352,16 @@ pub const HOLDING: Holding = Holding {
     release_at: ReleaseAt::End,
     probe: |at, record| {
         let roots = roots_of(at, record).into_iter();
-        let paths = roots.map(|root| layout::cgroup(&root, at.tagged()));
+        let paths = roots.map(|root| layout::cgroup(&root, at.tagged_id()));
         paths.filter(|path| path.exists()).map(|path| path.display().to_string()).collect()
     },
-    release: |at, record, within| release(&roots_of(at, record), at.tagged(), within),
+    release: |at, record, within| release(&roots_of(at, record), at.tagged_id(), within),
 };
 
 /// The directories in which the box may have a cgroup: as its record says, or all.
 pub fn roots_of(at: BoxAt<'_>, record: &Record) -> Vec<PathBuf> {
-    let intent = record.account.intent.as_ref();
-    let recorded = intent.map(|intent| intent.cgroup_roots.clone());
+    let created = record.lines.created.as_ref();
+    let recorded = created.map(|created| created.cgroup_roots.clone());
     recorded.unwrap_or_else(|| parents::all(at.root))
 }
 
@@ -369,10 +369,10 @@ pub fn roots_of(at: BoxAt<'_>, record: &Record) -> Vec<PathBuf> {
 /// cgroup of it is found.
 pub fn parents_of(at: BoxAt<'_>, record: &Record) -> CgroupRoots {
     let known = &at.root.host.cgroups;
-    match &record.account.intent {
-        Some(intent) => known.recorded(&intent.cgroup_roots),
+    match &record.lines.created {
+        Some(created) => known.recorded(&created.cgroup_roots),
         None => {
-            let has_box = |parent: &PathBuf| layout::cgroup(parent, at.tagged()).is_dir();
+            let has_box = |parent: &PathBuf| layout::cgroup(parent, at.tagged_id()).is_dir();
             let found: Vec<PathBuf> = parents::all(at.root).into_iter().filter(has_box).collect();
             known.recorded(&found)
         }
@@ -380,13 +380,13 @@ pub fn parents_of(at: BoxAt<'_>, record: &Record) -> CgroupRoots {
 }
 
 /// Returns whether a path in the hierarchy is the cgroup of a box, and not one below it.
-pub fn is_of(path: &Path, of: Tagged<'_>) -> bool {
+pub fn is_of(path: &Path, of: TaggedId<'_>) -> bool {
     path == layout::cgroup(path.parent().unwrap_or(Path::new("/")), of)
 }
 
 /// Lifts the limit on processor time of a box that is about to be killed. A process needs
 /// processor time to die, and hundreds of them at a hundredth of a processor would take minutes.
-pub fn unthrottle(roots: &[PathBuf], of: Tagged<'_>) {
+pub fn unthrottle(roots: &[PathBuf], of: TaggedId<'_>) {
     let cgroups = roots.iter().filter_map(|root| Cgroup::open(&layout::cgroup(root, of)).ok());
     for cgroup in cgroups {
         for (file, unlimited) in [("cpu.max", "max"), ("cpu.cfs_quota_us", "-1")] {
@@ -401,7 +401,7 @@ const REMOVE_WITHIN: Duration = Duration::from_secs(2);
 
 /// Kills the remaining processes and removes the directories. Returns after all are gone, or
 /// an error if that takes too long. Accepts directories that are absent or half made.
-pub fn release(roots: &[PathBuf], of: Tagged<'_>, within: Duration) -> Result<(), Error> {
+pub fn release(roots: &[PathBuf], of: TaggedId<'_>, within: Duration) -> Result<(), Error> {
     let mut left: Vec<PathBuf> = roots.iter().map(|root| layout::cgroup(root, of)).collect();
     // Most are empty by now. The kernel does not remove one that is not.
     left.retain(|path| cgroup::remove(path).is_err());

@@ -13,7 +13,7 @@ use tare_kernel::fds::{open_file, read_text};
 use super::{WorkloadCgroup, parents_of};
 use crate::host::cgroups::{CgroupRoots, OpenRoot, OpenRoots, reclaimable};
 use crate::host::layout::{self, BoxAt};
-use crate::host::tag::Tagged;
+use crate::host::tag::TaggedId;
 use crate::record::Record;
 
 /// What the kernel has counted; `None` where it does not count.
@@ -31,13 +31,13 @@ pub struct CgroupReader<'a> {
     open: &'a OpenRoots,
     /// Where the box has its cgroups.
     parents: CgroupRoots,
-    of: Tagged<'a>,
+    of: TaggedId<'a>,
 }
 
 impl<'a> CgroupReader<'a> {
     pub fn new(at: BoxAt<'a>, record: &Record) -> Self {
         let parents = parents_of(at, record);
-        Self { open: &at.root.host.open_cgroups, parents, of: at.tagged() }
+        Self { open: &at.root.host.open_cgroups, parents, of: at.tagged_id() }
     }
 
     /// Returns its number of processes and the memory that they use.
@@ -145,7 +145,7 @@ pub struct OomWatch {
 }
 
 impl OomWatch {
-    pub fn new(roots: &[PathBuf], of: Tagged<'_>) -> Self {
+    pub fn new(roots: &[PathBuf], of: TaggedId<'_>) -> Self {
         let cgroups: Vec<_> = roots.iter().map(|root| layout::cgroup(root, of)).collect();
         let before = counted(&cgroups);
         Self { cgroups, before }
@@ -158,7 +158,7 @@ impl OomWatch {
 
 /// Returns how many processes of a box the kernel has killed for its memory limit; 0 if its
 /// cgroups are gone.
-pub fn oom_kills(roots: &[PathBuf], of: Tagged<'_>) -> u64 {
+pub fn oom_kills(roots: &[PathBuf], of: TaggedId<'_>) -> u64 {
     OomWatch::new(roots, of).before
 }
 

@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use tare_engine::{BoxId, Engine, Event, ExecSpec, OpenOptions, Session, Stdin};
 
 use super::super::RunOnce;
-use crate::failure::{Doing, Failure};
+use crate::failure::{Context, Failure};
 
 /// What the command of the first, checked, call ends with.
 const CHECK: (&[&str], u8) = (&["sh", "-c", "exit 37"], 37);
@@ -21,8 +21,8 @@ pub fn subject(
     command: &'static [&'static str],
 ) -> Result<RunOnce<'static>, Failure> {
     let engine = Engine::open(Some(state_root.to_owned()), OpenOptions::COMMAND)
-        .doing(|| "cannot open the state root".to_owned())?;
-    let id = engine.find(id).doing(|| "cannot find the box".to_owned())?;
+        .context(|| "cannot open the state root".to_owned())?;
+    let id = engine.find(id).context(|| "cannot find the box".to_owned())?;
     let (check, code) = CHECK;
     match run(&engine, &id, check) {
         Ok(found) if found == code => {}

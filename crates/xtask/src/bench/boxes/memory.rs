@@ -9,7 +9,7 @@
 use super::anatomy::Anatomy;
 use super::report::Goal;
 use super::tare::Tare;
-use crate::failure::{Doing, Failure};
+use crate::failure::{Context, Failure};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::fs;
@@ -90,7 +90,7 @@ fn bare_sleep() -> Result<Child, Failure> {
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
-        .doing(|| "cannot start a sleep".into())
+        .context(|| "cannot start a sleep".into())
 }
 
 fn cost_of_boxes(tare: &mut Tare, count: usize) -> Result<(Use, Vec<Anatomy>), Failure> {
@@ -137,7 +137,7 @@ struct Meminfo {
 
 impl Meminfo {
     fn read() -> Result<Self, Failure> {
-        let text = fs::read_to_string("/proc/meminfo").doing(|| "cannot read meminfo".into())?;
+        let text = fs::read_to_string("/proc/meminfo").context(|| "cannot read meminfo".into())?;
         Ok(Self::parse(&text))
     }
 

@@ -5,7 +5,7 @@
 
 use super::super::footprint::cgroups_of;
 use super::super::launch::Launch;
-use crate::failure::{Doing, Failure};
+use crate::failure::{Context, Failure};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -111,7 +111,7 @@ impl Tare {
             Some(mut stdout) => stdout.read_to_end(&mut json),
             None => Ok(0),
         })?;
-        serde_json::from_slice(&json).doing(|| "cannot read what tare ls --json printed".into())
+        serde_json::from_slice(&json).context(|| "cannot read what tare ls --json printed".into())
     }
 
     pub fn remove_all(&self) -> Result<Spent, Failure> {
@@ -155,7 +155,7 @@ impl Tare {
         attend: impl FnOnce(&mut Child) -> std::io::Result<usize>,
     ) -> Result<Spent, Failure> {
         let said = self.directory.join("stderr");
-        let stderr = File::create(&said).doing(|| format!("cannot make {}", said.display()))?;
+        let stderr = File::create(&said).context(|| format!("cannot make {}", said.display()))?;
         let mut command: Command = self.launch(words).command();
         command.stdout(stdout).stderr(stderr);
         let start = Instant::now();
@@ -165,7 +165,7 @@ impl Tare {
             attended.map(|_| reaped)
         });
         let wall = start.elapsed();
-        let (status, cpu) = ended.doing(|| format!("cannot run tare {}", words[0]))?;
+        let (status, cpu) = ended.context(|| format!("cannot run tare {}", words[0]))?;
         if status.success() {
             Ok(Spent { wall, cpu })
         } else {

@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::bench::footprint::Footprint;
 use crate::bench::peers::bwrap;
-use crate::failure::{Doing, Failure};
+use crate::failure::{Context, Failure};
 
 const PEER: &str = include_str!("peer.py");
 /// What the peer is made of.
@@ -43,7 +43,7 @@ pub fn python(target: &Path) -> Result<PathBuf, Failure> {
         Command::new(pip).args(["install", "-q"]).args(PACKAGES).status()
     };
     for step in [make, install()] {
-        let status = step.doing(|| "cannot install fastapi".into())?;
+        let status = step.context(|| "cannot install fastapi".into())?;
         if !status.success() {
             return Err(Failure::new(format!("cannot install fastapi: {status}")));
         }
@@ -68,10 +68,10 @@ impl Servers {
     pub fn start(setting: &Setting<'_>) -> Result<Self, Failure> {
         let directory = setting.footprint.directory();
         let peer = directory.join("peer.py");
-        std::fs::write(&peer, PEER).doing(|| "cannot write the peer".into())?;
+        std::fs::write(&peer, PEER).context(|| "cannot write the peer".into())?;
         let configuration = directory.join("tare.toml");
         std::fs::write(&configuration, setting.configuration())
-            .doing(|| "cannot write the configuration".into())?;
+            .context(|| "cannot write the configuration".into())?;
         let words = setting.bwrap()?;
         Ok(Self {
             tare: Server::start(&directory, "tare", |port| {
@@ -112,7 +112,7 @@ impl Setting<'_> {
         let binds: Vec<String> = self.binds.iter().cloned().chain(packages).collect();
         let launch = bwrap(&binds, &[]);
         let words: Vec<&String> = [&launch.program].into_iter().chain(&launch.arguments).collect();
-        serde_json::to_string(&words).doing(|| "cannot tell the peer".into())
+        serde_json::to_string(&words).context(|| "cannot tell the peer".into())
     }
 }
 
@@ -125,15 +125,15 @@ impl Server {
     ) -> Result<Self, Failure> {
         let doing = || format!("cannot start {name}");
         let free = TcpListener::bind(("127.0.0.1", 0)).and_then(|it| it.local_addr());
-        let port = free.doing(doing)?.port();
-        let log = File::create(directory.join(format!("{name}.log"))).doing(doing)?;
+        let port = free.context(doing)?.port();
+        let log = File::create(directory.join(format!("{name}.log"))).context(doing)?;
         let child = command(port)
             .current_dir(directory)
             .stdin(Stdio::null())
-            .stdout(log.try_clone().doing(doing)?)
+            .stdout(log.try_clone().context(doing)?)
             .stderr(log)
             .spawn()
-            .doing(doing)?;
+            .context(doing)?;
         let server = Self { child, port };
         let started = Instant::now();
         while TcpStream::connect(("127.0.0.1", port)).is_err() {
