@@ -36,6 +36,7 @@ pub fn perform(options: &Options) -> Result<(), Failure> {
         load: options.load,
         concurrency: &options.concurrency,
         packages: Some(&packages),
+        earlier: None,
         work: CODE.map(work).into(),
     };
     comparison.perform(&workspace, options.json.clone())

@@ -37,6 +37,9 @@ pub struct Options {
     /// Measure only these
     #[arg(long, value_enum, value_delimiter = ',', value_name = "SUBJECT,...")]
     only: Vec<Variant>,
+    /// Measure this tare too, for example one built from an earlier commit
+    #[arg(long, value_name = "TARE")]
+    earlier: Option<PathBuf>,
     /// Measure nothing; show with strace where the time of `tare run` goes
     #[arg(long)]
     breakdown: bool,
@@ -46,6 +49,7 @@ pub struct Options {
 enum Variant {
     Plain,
     Tare,
+    Earlier,
     Bwrap,
     Unshare,
     Crun,
@@ -57,6 +61,7 @@ impl Variant {
         match self {
             Self::Plain => "plain",
             Self::Tare => "tare",
+            Self::Earlier => "earlier",
             Self::Bwrap => "bwrap",
             Self::Unshare => "unshare",
             Self::Crun => "crun",
@@ -67,7 +72,7 @@ impl Variant {
     /// The peer's program, where there is one to be installed.
     fn needs(self) -> Option<&'static str> {
         match self {
-            Self::Plain | Self::Tare => None,
+            Self::Plain | Self::Tare | Self::Earlier => None,
             Self::Bwrap | Self::Unshare | Self::Crun => Some(self.name()),
             Self::CrunBare => Self::Crun.needs(),
         }
@@ -80,13 +85,15 @@ pub fn perform(options: &Options) -> Result<(), Failure> {
     let footprint = Footprint::acquire(None)?;
     let mut ground = Ground {
         tare: workspace.target_directory.join("release/tare"),
+        earlier: options.earlier.clone(),
         directory: footprint.directory(),
         name: footprint.name().to_owned(),
         view: View::default(),
     };
-    ground.view = View::ask(&ground.tare_run(&ASK_FOR_MOUNTS));
+    ground.view = View::ask(&ground.tare_run(&ground.tare, "state", &ASK_FOR_MOUNTS));
     let done = if options.breakdown {
-        breakdown::perform(&ground.tare_run(COMMANDS[0]), &ground.directory)
+        let launch = ground.tare_run(&ground.tare, "state", COMMANDS[0]);
+        breakdown::perform(&launch, &ground.directory)
     } else {
         measure(options, &workspace, &ground)
     };
@@ -99,9 +106,14 @@ fn measure(options: &Options, workspace: &Workspace, ground: &Ground) -> Result<
         [] => Variant::value_variants(),
         only => only,
     };
+    let chosen: Vec<Variant> = chosen
+        .iter()
+        .copied()
+        .filter(|it| *it != Variant::Earlier || options.earlier.is_some())
+        .collect();
     let comparisons = COMMANDS.iter().enumerate().map(|(index, command)| {
         let hopes = if index == 0 { &HOPES[..] } else { &[] };
-        compare(ground, chosen, command, options.runs, hopes)
+        compare(ground, &chosen, command, options.runs, hopes)
     });
     let report = Report::new("run", options.runs, comparisons.collect::<Result<_, _>>()?);
     let path = match &options.json {
@@ -138,7 +150,7 @@ fn compare(
         let outcome = outcome.expect("interleave gives one outcome for each subject");
         outcomes.push((variant.name(), outcome));
     }
-    Ok(Comparison::new(command.join(" "), outcomes, &["plain", "bwrap"], hopes))
+    Ok(Comparison::new(command.join(" "), outcomes, &["plain", "bwrap", "earlier"], hopes))
 }
 
 /// A starter and a launch that were seen to work, or why there are none.
@@ -151,7 +163,9 @@ fn ready(
         return Err(Failure::new(format!("not installed ({program} is not in PATH)")));
     }
     let mut starter = match variant {
-        Variant::Plain | Variant::Tare | Variant::Bwrap | Variant::Unshare => Starter::Here,
+        Variant::Plain | Variant::Tare | Variant::Earlier | Variant::Bwrap | Variant::Unshare => {
+            Starter::Here
+        }
         Variant::Crun | Variant::CrunBare => Starter::elsewhere(&PURE_CGROUP2)?,
     };
     let control = ground.launch(variant, CONTROL)?;
@@ -168,6 +182,8 @@ fn ready(
 /// What the subjects stand on: the binary, and a place that is gone afterwards.
 struct Ground {
     tare: PathBuf,
+    /// Another tare to compare with.
+    earlier: Option<PathBuf>,
     directory: PathBuf,
     name: String,
     /// What of the host every subject has that has a part of it.
@@ -178,7 +194,11 @@ impl Ground {
     fn launch(&self, variant: Variant, command: &[&str]) -> Result<Launch, Failure> {
         match variant {
             Variant::Plain => Ok(Launch::new(command.iter().copied())),
-            Variant::Tare => Ok(self.tare_run(command)),
+            Variant::Tare => Ok(self.tare_run(&self.tare, "state", command)),
+            Variant::Earlier => match &self.earlier {
+                Some(tare) => Ok(self.tare_run(tare, "earlier-state", command)),
+                None => Err(Failure::new("--earlier names no tare")),
+            },
             Variant::Bwrap => Ok(bwrap(&self.view.binds, command)),
             Variant::Unshare => Ok(unshare(command)),
             Variant::Crun => self.crun(command, Profile::OfABox),
@@ -186,11 +206,11 @@ impl Ground {
         }
     }
 
-    /// The default profile, whole; only the state is kept apart from the host's.
-    fn tare_run(&self, command: &[&str]) -> Launch {
-        let words = [&self.tare.to_string_lossy(), "run", "--quiet", "--"];
+    /// `tare run` with its default profile, on a state root below the bench's directory.
+    fn tare_run(&self, tare: &Path, state: &str, command: &[&str]) -> Launch {
+        let words = [&tare.to_string_lossy(), "run", "--quiet", "--"];
         Launch::new(words.into_iter().chain(command.iter().copied()))
-            .with_environment("TARE_STATE_ROOT", text(&self.directory.join("state")))
+            .with_environment("TARE_STATE_ROOT", text(&self.directory.join(state)))
     }
 
     fn crun(&self, command: &[&str], profile: Profile) -> Result<Launch, Failure> {
@@ -219,11 +239,12 @@ mod tests {
     fn tare_runs_its_default_profile_on_a_state_root_of_its_own() {
         let ground = Ground {
             tare: "/t/tare".into(),
+            earlier: None,
             directory: "/tmp/b".into(),
             name: "b".into(),
             view: View::default(),
         };
-        let launch = ground.tare_run(&["/bin/true"]);
+        let launch = ground.tare_run(&ground.tare, "state", &["/bin/true"]);
         assert_eq!(launch.program, "/t/tare");
         assert_eq!(launch.arguments, ["run", "--quiet", "--", "/bin/true"]);
         assert_eq!(launch.environment, [("TARE_STATE_ROOT".into(), "/tmp/b/state".into())]);

@@ -37,6 +37,9 @@ pub struct Options {
     /// Requests at once
     #[arg(long, value_delimiter = ',', value_name = "N,...", default_values_t = [1, 8, 64])]
     concurrency: Vec<u32>,
+    /// Compare with `serve` of this tare, not with FastAPI and bwrap
+    #[arg(long, value_name = "TARE")]
+    earlier: Option<PathBuf>,
     /// Where the figures are saved [default: target/bench/serve.json]
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -67,6 +70,7 @@ pub fn perform(options: &Options) -> Result<(), Failure> {
         load: options.load,
         concurrency: &options.concurrency,
         packages: None,
+        earlier: options.earlier.as_deref(),
         work: COMMANDS.map(work).into(),
     };
     comparison.perform(&Workspace::alone()?, options.json.clone())
@@ -80,6 +84,8 @@ pub struct Comparison<'a> {
     pub concurrency: &'a [u32],
     /// What is shown of the host beside its programs.
     pub packages: Option<&'a Path>,
+    /// The tare that is the peer, instead of FastAPI and bwrap.
+    pub earlier: Option<&'a Path>,
     pub work: Vec<Work>,
 }
 
@@ -128,7 +134,8 @@ impl Comparison<'_> {
         let target = &workspace.target_directory;
         let rows = self.rows(&target.join("release/tare"), &servers::python(target)?)?;
         let Load { seconds, rounds } = self.load;
-        let report = ServeReport::new(self.name, seconds, rounds, rows);
+        let peer = if self.earlier.is_some() { "earlier tare" } else { "fastapi+bwrap" };
+        let report = ServeReport::new(self.name, peer, seconds, rounds, rows);
         println!("{}", report.text());
         let json = json.unwrap_or_else(|| target.join(format!("bench/{}.json", self.name)));
         save(&report, &json)?;
@@ -151,6 +158,7 @@ impl Comparison<'_> {
             footprint: &footprint,
             binds: View::ask(&ask).binds,
             packages: self.packages,
+            earlier: self.earlier,
         })?;
         let measured = self.measure(&servers, &script);
         drop(servers);
@@ -175,7 +183,7 @@ impl Comparison<'_> {
                     command: work.name.clone(),
                     concurrency,
                     tare: Figures::of(&ours),
-                    fastapi_bwrap: Figures::of(&theirs),
+                    peer: Figures::of(&theirs),
                 });
             }
         }

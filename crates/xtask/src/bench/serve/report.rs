@@ -55,25 +55,25 @@ pub struct Row {
     pub command: String,
     pub concurrency: u32,
     pub tare: Figures,
-    pub fastapi_bwrap: Figures,
+    pub peer: Figures,
 }
 
 impl Row {
     /// The names of the columns.
     fn head() -> (String, String) {
-        let columns = "    at         /s   p50 ms   p99 ms  failed  /s of fastapi  p50 of fastapi";
+        let columns = "    at         /s   p50 ms   p99 ms  failed     /s of peer     p50 of peer";
         ("command".to_owned(), columns.to_owned())
     }
 
     /// A name and what is in the columns, for each of the two.
-    fn lines(&self) -> [(String, String); 2] {
-        let Self { command, concurrency, tare, fastapi_bwrap } = self;
-        let often = tare.per_second / fastapi_bwrap.per_second;
-        let long = tare.p50_us as f64 / fastapi_bwrap.p50_us as f64;
+    fn lines(&self, peer_name: &str) -> [(String, String); 2] {
+        let Self { command, concurrency, tare, peer } = self;
+        let often = tare.per_second / peer.per_second;
+        let long = tare.p50_us as f64 / peer.p50_us as f64;
         let at = |figures: &Figures| format!("{concurrency:>6}  {}", figures.columns());
         [
             (format!("{command}, tare"), format!("{}{often:>14.2}x{long:>15.2}x", at(tare))),
-            (format!("{command}, fastapi+bwrap"), at(fastapi_bwrap)),
+            (format!("{command}, {peer_name}"), at(peer)),
         ]
     }
 }
@@ -81,6 +81,7 @@ impl Row {
 #[derive(Debug, Serialize)]
 pub struct ServeReport {
     bench: &'static str,
+    peer: &'static str,
     machine: Machine,
     /// At the end, over a minute: what else went on.
     load_average: String,
@@ -90,10 +91,17 @@ pub struct ServeReport {
 }
 
 impl ServeReport {
-    pub fn new(bench: &'static str, seconds: u32, rounds: usize, rows: Vec<Row>) -> Self {
+    pub fn new(
+        bench: &'static str,
+        peer: &'static str,
+        seconds: u32,
+        rounds: usize,
+        rows: Vec<Row>,
+    ) -> Self {
         let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
         Self {
             bench,
+            peer,
             machine: Machine::observe(),
             load_average: load.split(' ').next().unwrap_or_default().to_owned(),
             seconds,
@@ -103,7 +111,7 @@ impl ServeReport {
     }
 
     pub fn text(&self) -> String {
-        let lines = self.rows.iter().flat_map(Row::lines);
+        let lines = self.rows.iter().flat_map(|row| row.lines(self.peer));
         let lines: Vec<(String, String)> = [Row::head()].into_iter().chain(lines).collect();
         let width = lines.iter().map(|it| it.0.len()).max().unwrap_or_default();
         let mut text = String::new();
@@ -133,11 +141,11 @@ mod tests {
             command: "print(1)".to_owned(),
             concurrency: 8,
             tare: figures(200.0, 10_000),
-            fastapi_bwrap: figures(50.0, 20_000),
+            peer: figures(50.0, 20_000),
         };
-        let text = ServeReport::new("serve", 5, 3, vec![row]).text();
+        let text = ServeReport::new("serve", "fastapi+bwrap", 5, 3, vec![row]).text();
         let expected = "\
-command                    at         /s   p50 ms   p99 ms  failed  /s of fastapi  p50 of fastapi
+command                    at         /s   p50 ms   p99 ms  failed     /s of peer     p50 of peer
 print(1), tare              8        200     10.0     30.0       0          4.00x           0.50x
 print(1), fastapi+bwrap     8         50     20.0     30.0       0
 ";

@@ -62,6 +62,8 @@ pub struct Setting<'a> {
     pub binds: Vec<String>,
     /// In it are packages that Python finds.
     pub packages: Option<&'a Path>,
+    /// The tare that is the peer, instead of FastAPI and bwrap.
+    pub earlier: Option<&'a Path>,
 }
 
 impl Servers {
@@ -72,24 +74,21 @@ impl Servers {
         let configuration = directory.join("tare.toml");
         std::fs::write(&configuration, setting.configuration())
             .context(|| "cannot write the configuration".into())?;
+        let tare = |binary: &Path, state_root: &Path, port: u16| {
+            let mut command = Command::new(binary);
+            command.args(["serve", "--listen", &format!("127.0.0.1:{port}")]);
+            command.arg("--config").arg(&configuration);
+            command.env("TARE_STATE_ROOT", state_root);
+            command
+        };
         let words = setting.bwrap()?;
         Ok(Self {
             tare: Server::start(&directory, "tare", |port| {
-                let mut command = Command::new(setting.tare);
-                command.args(["serve", "--listen", &format!("127.0.0.1:{port}")]);
-                command.arg("--config").arg(&configuration);
-                command.env("TARE_STATE_ROOT", setting.footprint.state_root());
-                command
+                tare(setting.tare, &setting.footprint.state_root(), port)
             })?,
-            peer: Server::start(&directory, "peer", |port| {
-                let mut command = Command::new(setting.python.join("bin/uvicorn"));
-                command.args(["peer:app", "--log-level", "info"]);
-                command.args(["--port", &port.to_string()]);
-                command.env("BWRAP", &words).env("PYTHONDONTWRITEBYTECODE", "1");
-                if let Some(packages) = setting.packages {
-                    command.env("PYTHONPATH", packages.join("python"));
-                }
-                command
+            peer: Server::start(&directory, "peer", |port| match setting.earlier {
+                Some(earlier) => tare(earlier, &directory.join("earlier-state"), port),
+                None => setting.fastapi(&words, port),
             })?,
         })
     }
@@ -104,6 +103,17 @@ impl Setting<'_> {
             Some(packages) => format!("{files}[librechat.boxes]\npackages = '{packages}'\n"),
             None => files,
         }
+    }
+
+    fn fastapi(&self, words: &str, port: u16) -> Command {
+        let mut command = Command::new(self.python.join("bin/uvicorn"));
+        command.args(["peer:app", "--log-level", "info"]);
+        command.args(["--port", &port.to_string()]);
+        command.env("BWRAP", words).env("PYTHONDONTWRITEBYTECODE", "1");
+        if let Some(packages) = self.packages {
+            command.env("PYTHONPATH", packages.join("python"));
+        }
+        command
     }
 
     /// The words before a command, as the peer reads them.
