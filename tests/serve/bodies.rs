@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::thread;
 
 use serde_json::json;
-use tare_harness::{Answer, Server, eventually, tare};
+use tare_harness::{Answer, Server, TemporaryDirectory, eventually, tare};
 
 const MIB: u64 = 1 << 20;
 /// Memory of a server beside bodies: threads, connection buffers, heap.
@@ -251,6 +251,30 @@ fn a_response_is_held_until_it_is_read_and_others_get_503() {
     first.read_exact(&mut answer).expect("the first response");
     eventually("nothing is held", || held(&server) == 0);
     run(&server, &body).was(200);
+    server.stop().ok();
+}
+
+#[test]
+fn responses_that_one_key_does_not_read_leave_memory_to_other_keys() {
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    let keys = directory.write("keys", "first-key\nadmin:second-key\n").display().to_string();
+    let config = directory.write("tare.toml", "[limits]\nbodies_bytes = '32m'\n");
+    let config = config.display().to_string();
+    let server = Server::start(&tare, &["--config", &config, "--api-key-file", &keys]);
+    // The response has 6 MB: the command writes 1 MB that takes six times as much in JSON.
+    let command = "head -c 1000000 /dev/zero | tr '\\0' '\\1'";
+    let body = json!({ "command": ["sh", "-c", command] }).to_string();
+    let headers = |key| [("Content-Type", "application/json"), ("X-API-Key", key)];
+    let send = |key| server.send("POST", "/v1/run", &headers(key), body.as_bytes());
+    let unread = [(); 2].map(|()| send("first-key"));
+    eventually("two responses are held", || done(&server, "/v1/run") == 2);
+    let post = |key| server.ask("POST", "/v1/run", &headers(key), body.as_bytes());
+    let refused = post("first-key").refused(429, "quota_bodies");
+    assert!(refused.header("retry-after").is_some());
+    post("second-key").was(200);
+    drop(unread);
+    eventually("the first key has memory again", || post("first-key").status == 200);
     server.stop().ok();
 }
 

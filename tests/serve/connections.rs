@@ -65,21 +65,24 @@ fn listeners_leave_half_of_the_connections_to_others() {
 }
 
 #[test]
-fn a_key_may_open_half_of_the_streams_where_there_is_another_key() {
+fn a_key_may_open_half_of_the_streams_that_other_keys_leave() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let keys = directory.join("keys");
-    fs::write(&keys, "first-key\nsecond-key\n").expect("a file");
+    fs::write(&keys, "first-key\nsecond-key\nthird-key\n").expect("a file");
     let config = directory.join("tare.toml");
     fs::write(&config, "[limits]\nstreams = 4\n").expect("a file");
     let show = |path: &PathBuf| path.display().to_string();
     let args = ["--config", &show(&config), "--api-key-file", &show(&keys)];
     let server = Server::start(&tare, &args);
-    let (first, second) = (("X-API-Key", "first-key"), ("X-API-Key", "second-key"));
+    let [first, second, third] =
+        ["first-key", "second-key", "third-key"].map(|key| ("X-API-Key", key));
     let held = [first, first, second].map(|key| events(&server, &[key]));
-    let refused = server.ask("GET", "/v1/events", &[first], b"").refused(429, "quota_streams");
-    assert!(refused.header("retry-after").is_some());
-    let last = events(&server, &[second]);
+    for key in [first, second] {
+        let refused = server.ask("GET", "/v1/events", &[key], b"").refused(429, "quota_streams");
+        assert!(refused.header("retry-after").is_some());
+    }
+    let last = events(&server, &[third]);
     drop((held, last));
     server.stop().ok();
 }

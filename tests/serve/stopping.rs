@@ -113,6 +113,7 @@ fn stop_of_a_run_or_of_a_box_that_removes_itself_succeeds() {
     server.post("/v1/boxes", &request).was(201);
     let stopped = server.post("/v1/boxes/a/stop", &json!({})).was(200).json();
     assert_eq!(stopped["state"], "exited");
+    assert_eq!((&stopped["exit_code"], &stopped["cause"]), (&json!(143), &json!("stopped")));
     assert!(tare.footprint().records.is_empty());
     server.stop().ok();
 }

@@ -4,44 +4,40 @@
 //! lasts until the request ends. Output that is kept for a response is charged as it is read, and
 //! the response until its last byte is sent. Bodies that are streamed are not charged.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use tare_engine::spec::quantity;
 
+use crate::admission::share::{NoShare, Share, Shared};
+use crate::config::Config;
 use crate::error::{Kind, ServiceError};
 
-/// A body up to this size may use the whole budget, a larger one all but a part of it:
-/// ordinary requests still come through when large ones have used up their share.
+/// A body up to this size may use the whole budget, a larger one all but a part of it. So there is
+/// memory for ordinary requests after large ones have used up theirs.
 const SMALL_BYTES: u64 = 16 << 10;
 /// The part of the budget that is for small bodies alone.
 const SMALL_SHARE: u64 = 16;
-/// What one value of a list or an object takes at most once it is parsed, beside its
+/// The most memory that one value of a list or an object takes once it is parsed, beside its
 /// bytes: an entry of a map with two short texts, twice while it is converted.
 const VALUE_BYTES: u64 = 256;
 
-/// The memory that all bodies use now.
+/// The memory that all bodies use now. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub struct Bodies {
-    used: Arc<AtomicU64>,
-}
+pub struct Bodies(Shared);
 
 /// The memory that one body uses, until this is dropped.
 #[derive(Debug, Default)]
 pub struct Charge {
-    bodies: Bodies,
+    share: Share,
     budget: u64,
-    bytes: u64,
 }
 
-/// What a body needs while it is read, and while it is parsed: its bytes, and the texts
-/// that are made of them.
+/// Returns the memory that a body needs while it is read and parsed: for its bytes, for the texts
+/// that are made of them, and for its values.
 pub fn cost_of(length: usize, values: u64) -> u64 {
     let bytes = (length as u64).saturating_mul(2);
     bytes.saturating_add(values.saturating_mul(VALUE_BYTES))
 }
 
-/// How many values the lists and objects of a JSON text have, without parsing it.
+/// Counts the values in the lists and objects of a JSON text without parsing it.
 pub fn values_in(json: &[u8]) -> u64 {
     let (mut values, mut in_text, mut is_escaped) = (0, false, false);
     for byte in json {
@@ -58,43 +54,37 @@ pub fn values_in(json: &[u8]) -> u64 {
 
 impl Bodies {
     pub fn used_bytes(&self) -> u64 {
-        self.used.load(Ordering::Relaxed)
+        self.0.held()
     }
 
-    pub fn charge(&self, budget: u64) -> Charge {
-        Charge { bodies: self.clone(), budget, bytes: 0 }
+    /// Returns a charge of nothing yet, for a body of this key.
+    pub fn charge(&self, config: &Config, key: Option<&str>) -> Charge {
+        let share = self.0.begin(key, config.keys.len());
+        Charge { share, budget: config.limits.bodies_bytes.0 }
     }
 }
 
 impl Charge {
     /// Changes the charge. If this is refused, the old charge stays.
     pub fn hold(&mut self, bytes: u64, length: usize) -> Result<(), ServiceError> {
-        let most = if length as u64 <= SMALL_BYTES {
+        let most = if is_small(length as u64) {
             self.budget
         } else {
             self.budget - self.budget / SMALL_SHARE
         };
-        let before = self.bytes;
-        let changed = |used: u64| {
-            let used = used.saturating_sub(before).saturating_add(bytes);
-            (bytes <= before || used <= most).then_some(used)
-        };
-        let used = &self.bodies.used;
-        match used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed) {
-            Ok(_) => {
-                self.bytes = bytes;
-                Ok(())
-            }
-            Err(_) if bytes > most => Err(too_large(bytes, most)),
-            Err(used) => Err(full(used, self.budget)),
-        }
+        let largest = self.share.largest(most);
+        self.share.resize(bytes, most).map_err(|refused| match refused {
+            _ if bytes > largest => too_large(bytes, largest),
+            NoShare::Full(used) => full(used, self.budget),
+            NoShare::OfKey(share) => share_used(share, self.budget),
+        })
     }
 
-    /// The same for a response, or for output that is kept for one.
+    /// Changes the charge of a response, or of output that is kept for one.
     pub fn hold_response(&mut self, length: usize) -> Result<(), ServiceError> {
         match self.hold(length as u64, length) {
             Err(error) if error.kind == Kind::TooLarge => {
-                Err(response_too_large(length, self.budget))
+                Err(response_too_large(length, self.share.largest(self.budget)))
             }
             held => held,
         }
@@ -106,25 +96,20 @@ pub fn is_small(length: u64) -> bool {
     length <= SMALL_BYTES
 }
 
-impl Drop for Charge {
-    fn drop(&mut self) {
-        self.bodies.used.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
-}
-
 const HINT: &str = "the operator's limit is [limits] bodies_bytes";
+const RETRY_AFTER_S: u32 = 2;
 
-/// The error for a body that is larger than the whole budget.
+/// The error for a request that never fits.
 fn too_large(wanted: u64, most: u64) -> ServiceError {
     let (wanted, most) = (quantity::show_bytes(wanted), quantity::show_bytes(most));
     let message = format!("the body needs {wanted} of memory, and this server has {most} for it");
     ServiceError::too_large("too_large", message).with_hint(HINT)
 }
 
-/// The error for a response that is larger than the whole budget.
-fn response_too_large(length: usize, budget: u64) -> ServiceError {
-    let (needed, budget) = (quantity::show_bytes(length as u64), quantity::show_bytes(budget));
-    let message = format!("the response needs {needed} of the {budget} of memory for bodies");
+/// The error for a response that never fits.
+fn response_too_large(length: usize, most: u64) -> ServiceError {
+    let (needed, most) = (quantity::show_bytes(length as u64), quantity::show_bytes(most));
+    let message = format!("the response needs {needed} of the {most} of memory for bodies");
     ServiceError::unprocessable("response_too_large", message).with_hint(HINT)
 }
 
@@ -134,19 +119,41 @@ fn full(used: u64, budget: u64) -> ServiceError {
     ServiceError::unavailable("bodies_full", message).with_hint(HINT)
 }
 
+fn share_used(share: u64, budget: u64) -> ServiceError {
+    let (share, budget) = (quantity::show_bytes(share), quantity::show_bytes(budget));
+    let message = format!(
+        "requests and responses of this key may hold {share} of {budget} of memory now: half of \
+         what other keys leave"
+    );
+    ServiceError::limited("quota_bodies", message, RETRY_AFTER_S).with_hint(HINT)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{ByteSize, Key};
 
     const BUDGET: u64 = 1 << 20;
     const LARGE: usize = 100 << 10;
 
+    fn config(keys: &[&str]) -> Config {
+        let keys = keys.iter().map(|name| Key::named(name, b"x")).collect();
+        let mut config = Config { keys, ..Config::default() };
+        config.limits.bodies_bytes = ByteSize(BUDGET);
+        config
+    }
+
+    /// A charge on a server without keys.
+    fn charged(bodies: &Bodies) -> Charge {
+        bodies.charge(&config(&[]), None)
+    }
+
     #[test]
     fn bodies_share_one_budget_and_give_it_back() {
         let bodies = Bodies::default();
-        let mut first = bodies.charge(BUDGET);
+        let mut first = charged(&bodies);
         first.hold(BUDGET / 2, LARGE).expect("there is room");
-        let mut second = bodies.charge(BUDGET);
+        let mut second = charged(&bodies);
         second.hold(BUDGET / 4, LARGE).expect("there is room");
         let refused = second.hold(BUDGET / 2, LARGE).expect_err("too much");
         assert_eq!(refused.code, "bodies_full");
@@ -161,17 +168,17 @@ mod tests {
     #[test]
     fn a_small_body_finds_room_where_large_ones_filled_their_share() {
         let bodies = Bodies::default();
-        let mut large = bodies.charge(BUDGET);
+        let mut large = charged(&bodies);
         let share = BUDGET - BUDGET / SMALL_SHARE;
         large.hold(share, LARGE).expect("its share");
-        let mut another = bodies.charge(BUDGET);
+        let mut another = charged(&bodies);
         assert!(another.hold(1, LARGE).is_err());
         another.hold(1000, 500).expect("it is small");
     }
 
     #[test]
     fn a_body_that_never_fits_is_too_large() {
-        let mut charge = Bodies::default().charge(BUDGET);
+        let mut charge = charged(&Bodies::default());
         let refused = charge.hold(BUDGET, LARGE).expect_err("more than its share");
         assert_eq!(refused.code, "too_large");
     }
@@ -179,13 +186,30 @@ mod tests {
     #[test]
     fn a_response_that_never_fits_is_not_the_fault_of_the_request() {
         let bodies = Bodies::default();
-        let mut charge = bodies.charge(BUDGET);
+        let mut charge = charged(&bodies);
         let refused = charge.hold_response(BUDGET as usize).expect_err("more than its share");
         assert_eq!(refused.code, "response_too_large");
         charge.hold_response(LARGE).expect("there is room");
-        let mut another = bodies.charge(BUDGET);
+        let mut another = charged(&bodies);
         let refused = another.hold_response(BUDGET as usize - LARGE).expect_err("too much");
         assert_eq!(refused.code, "bodies_full");
+    }
+
+    #[test]
+    fn one_key_leaves_memory_to_others() {
+        let (bodies, config) = (Bodies::default(), config(&["a", "b", "c"]));
+        let mut first = bodies.charge(&config, Some("a"));
+        first.hold_response(400 << 10).expect("less than half");
+        let mut again = bodies.charge(&config, Some("a"));
+        let refused = again.hold_response(LARGE).expect_err("more than half");
+        assert_eq!((refused.code, refused.kind), ("quota_bodies", Kind::Limited));
+        for key in ["b", "c"] {
+            let mut other = bodies.charge(&config, Some(key));
+            other.hold_response(LARGE).expect("half of the rest");
+            std::mem::forget(other);
+        }
+        let refused = again.hold_response(600 << 10).expect_err("more than a key ever gets");
+        assert_eq!(refused.code, "response_too_large");
     }
 
     #[test]

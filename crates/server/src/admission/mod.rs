@@ -9,6 +9,7 @@ pub mod descriptors;
 pub mod pressure;
 pub mod promise;
 pub mod quota;
+pub mod share;
 pub mod streams;
 
 use std::sync::Arc;

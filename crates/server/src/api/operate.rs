@@ -183,7 +183,7 @@ pub async fn metrics(State(app): State<AppState>) -> ([(HeaderName, HeaderValue)
         boxes_live: app.admission.pressure.boxes_live(),
         runs_running: app.admission.running() as u64,
         runs_waiting: app.admission.waiting() as u64,
-        streams_open: app.http.streams.count() as u64,
+        streams_open: app.http.streams.count(),
         bodies_bytes: app.http.bodies.used_bytes(),
         files_bytes: app.files.used_bytes(),
         log_lines_dropped: app.journal.dropped(),

@@ -13,7 +13,7 @@ use serde::de::{DeserializeOwned, Error as _, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use crate::admission::bodies::{self, Charge};
-use crate::error::{Kind, ServiceError, in_plain_words};
+use crate::error::{ServiceError, in_plain_words};
 use crate::http::body::{self, BoundedBody};
 use crate::http::{Http, request_log};
 
@@ -127,14 +127,14 @@ async fn read(request: Request, http: &Http) -> Result<(Vec<u8>, Charge), Servic
     let limits = &config.limits;
     let body = request.into_body();
     let mut body = BoundedBody::new(body, limits.body_bytes.0, limits.client.0, None)?;
-    let mut charge = http.bodies.charge(limits.bodies_bytes.0);
+    let mut charge = request_log::charge(http);
     let read = async {
         match read_all(&mut body, &mut charge).await {
             Ok(bytes) => Ok((bytes, charge)),
             Err(error) => {
-                // Its share is free for others while the rest of the body is dropped.
+                // Others can use its memory while the server reads the rest of the body.
                 drop(charge);
-                if error.kind == Kind::Unavailable {
+                if error.may_work_later() {
                     body.drain().await;
                 }
                 Err(error)
@@ -258,6 +258,7 @@ fn invalid(why: &str) -> ServiceError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Kind;
 
     #[derive(Debug, Deserialize)]
     #[serde(deny_unknown_fields)]

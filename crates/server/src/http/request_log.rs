@@ -1,5 +1,5 @@
-//! The outermost layer of every request: its id, its line in the log, and the body of
-//! its error.
+//! The outermost layer of every request: its id, its line in the log, the body of its error, and
+//! what it holds until its response is sent.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -24,10 +24,10 @@ use crate::telemetry::LogEvent;
 
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Of a request whose client did not wait for the answer; the word is nginx's.
+/// The logged status of a request whose client did not wait for the response. nginx logs it too.
 const CLIENT_GONE: u16 = 499;
 
-/// What is known of a request while it is log.
+/// What the server knows about a request while it serves it.
 #[derive(Debug)]
 struct RequestContext {
     id: String,
@@ -36,25 +36,12 @@ struct RequestContext {
     held: Mutex<Held>,
 }
 
-/// What a request holds until the last byte of its answer is sent.
+/// What a request holds until the last byte of its response is sent.
 #[derive(Debug, Default)]
 struct Held {
     body: Option<Charge>,
-    answer: Option<Charge>,
+    response: Option<Charge>,
     stream: Option<Stream>,
-}
-
-impl Held {
-    /// Holds the memory of an answer that is not a stream.
-    fn hold_answer(&mut self, http: &Http, answer: &Body) -> Result<(), ServiceError> {
-        let Some(length) = answer.size_hint().exact().filter(|length| !bodies::is_small(*length))
-        else {
-            return Ok(());
-        };
-        let charge = http.bodies.charge(http.config().limits.bodies_bytes.0);
-        let charge = self.answer.insert(charge);
-        charge.hold_response(usize::try_from(length).unwrap_or(usize::MAX))
-    }
 }
 
 tokio::task_local! {
@@ -73,6 +60,13 @@ pub fn of_request(caller: Caller) -> Caller {
     Caller { request_id: request_id.unwrap_or_default(), ..caller }
 }
 
+/// Returns a charge of nothing yet, for the body of the current request.
+pub fn charge(http: &Http) -> Charge {
+    let config = http.config();
+    let charge = CURRENT.try_with(|current| http.bodies.charge(&config, current.key()));
+    charge.unwrap_or_else(|_no_request| http.bodies.charge(&config, None))
+}
+
 /// Holds the memory of the request's body until the request is over.
 pub fn hold_body(charge: Charge) {
     CURRENT.try_with(|current| current.held().body = Some(charge)).ok();
@@ -84,7 +78,7 @@ pub fn take_body() -> Option<Charge> {
     taken.ok().flatten()
 }
 
-/// Counts the request as a stream until its answer is over.
+/// Counts the request as a stream until its response is over.
 pub fn hold_stream(http: &Http) -> Result<(), ServiceError> {
     let stream = open_stream(http)?;
     CURRENT.try_with(|current| current.held().stream = Some(stream)).ok();
@@ -93,14 +87,31 @@ pub fn hold_stream(http: &Http) -> Result<(), ServiceError> {
 
 /// Opens a stream that outlives the response, such as a terminal.
 pub fn open_stream(http: &Http) -> Result<Stream, ServiceError> {
-    let key = CURRENT.try_with(|current| current.key.get().cloned());
-    let key = key.ok().flatten();
-    http.streams.open(&http.config(), key.as_deref())
+    let config = http.config();
+    let opened = CURRENT.try_with(|current| http.streams.open(&config, current.key()));
+    opened.unwrap_or_else(|_no_request| http.streams.open(&config, None))
 }
 
 impl RequestContext {
+    fn key(&self) -> Option<&str> {
+        self.key.get().map(String::as_str)
+    }
+
     fn held(&self) -> MutexGuard<'_, Held> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns what the request holds, and holds the memory of its response, unless that is a
+    /// stream.
+    fn hold_response(&self, http: &Http, response: &Body) -> Result<Held, ServiceError> {
+        let mut held = std::mem::take(&mut *self.held());
+        let length = response.size_hint().exact();
+        if let Some(length) = length.filter(|length| !bodies::is_small(*length)) {
+            let mut charge = http.bodies.charge(&http.config(), self.key());
+            charge.hold_response(usize::try_from(length).unwrap_or(usize::MAX))?;
+            held.response = Some(charge);
+        }
+        Ok(held)
     }
 }
 
@@ -112,38 +123,36 @@ pub async fn layer(State(http): State<Http>, request: Request, next: Next) -> Re
         None => CURRENT.scope(current, next.run(request)).await,
         Some(error) => error.into_response(),
     };
-    let told = response.extensions_mut().remove::<ReportedError>();
-    let mut held = std::mem::take(&mut *log.current.held());
-    let untold = match held.hold_answer(&log.http, response.body()) {
-        Ok(()) => response.extensions_mut().remove::<ServiceError>(),
-        Err(error) => {
-            response = error.clone().into_response();
-            Some(error)
-        }
-    };
+    let held = log.current.hold_response(&log.http, response.body());
+    let held = held.unwrap_or_else(|error| {
+        response = error.into_response();
+        Held::default()
+    });
     let id = log.current.id.clone();
-    if let Some(error) = &untold {
+    let reported = response.extensions_mut().remove::<ReportedError>();
+    let error = response.extensions_mut().remove::<ServiceError>();
+    if let Some(error) = &error {
         response = error::response(response.status(), error, &id);
     }
-    let error = untold.or(told.map(|ReportedError(error)| error));
-    log.answered(response.status(), error.as_ref());
-    let value = HeaderValue::from_str(&id).expect("an id is of letters and digits");
+    let error = error.or(reported.map(|ReportedError(error)| error));
+    log.end(response.status(), error.as_ref());
+    let value = HeaderValue::from_str(&id).expect("an id consists of letters and digits");
     let headers = response.headers_mut();
     headers.insert(REQUEST_ID, value);
     keep_from_browsers(headers);
     match held {
-        Held { body: None, answer: None, stream: None } => response,
+        Held { body: None, response: None, stream: None } => response,
         held => response.map(|body| Body::new(Holding { body, held: Arc::new(held) })),
     }
 }
 
-/// The body of an answer, with what is held until it is sent or its client is gone.
+/// The body of a response, with what the request holds until it is sent or its client is gone.
 struct Holding {
     body: Body,
     held: Arc<Held>,
 }
 
-/// Bytes of an answer. The connection drops the body before it has sent the last of them.
+/// Bytes of a response. The connection drops the body before it has sent the last of them.
 struct Unsent {
     bytes: Bytes,
     _held: Arc<Held>,
@@ -178,17 +187,16 @@ impl HttpBody for Holding {
     }
 }
 
-/// Most answers contain bytes that a box chose: files, output, names, errors. A browser
-/// must not take them for a page of this server, so it gets no script and no guess of
-/// their type. On every answer, so that no route can forget it.
+/// Forbids a browser to run scripts of a response and to guess its type. Most responses contain
+/// bytes that a box chose: files, output, names, errors. A browser must not take them for a page of
+/// this server. Every response gets these headers, so that no route can forget them.
 fn keep_from_browsers(headers: &mut HeaderMap) {
     let known = HeaderValue::from_static;
     headers.insert(header::CONTENT_SECURITY_POLICY, known("sandbox"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, known("nosniff"));
 }
 
-/// A request, until its line is in the log. One that is dropped before has lost its
-/// client.
+/// A request, until its line is in the log. If it is dropped before that, its client is gone.
 struct RequestLog {
     http: Http,
     current: Arc<RequestContext>,
@@ -196,12 +204,12 @@ struct RequestLog {
     path: String,
     route: Option<MatchedPath>,
     started: Instant,
-    is_told: bool,
+    is_logged: bool,
 }
 
 impl RequestLog {
     fn begin(http: Http, request: &Request) -> Self {
-        // The same kind of random name as a box has.
+        // Random, as the id of a box.
         let id = BoxId::random().to_string();
         Self {
             http,
@@ -210,19 +218,19 @@ impl RequestLog {
             path: request.uri().path().to_owned(),
             route: request.extensions().get().cloned(),
             started: Instant::now(),
-            is_told: false,
+            is_logged: false,
         }
     }
 
-    fn answered(mut self, status: StatusCode, error: Option<&ServiceError>) {
-        self.tell(status.as_u16(), error.map(|error| error.code), error);
+    fn end(mut self, status: StatusCode, error: Option<&ServiceError>) {
+        self.log(status.as_u16(), error.map(|error| error.code), error);
     }
 
-    fn tell(&mut self, status: u16, code: Option<&str>, error: Option<&ServiceError>) {
-        self.is_told = true;
+    fn log(&mut self, status: u16, code: Option<&str>, error: Option<&ServiceError>) {
+        self.is_logged = true;
         self.http.journal.record(&LogEvent::Request {
             request_id: &self.current.id,
-            key: self.current.key.get().map(String::as_str),
+            key: self.current.key(),
             method: self.method.as_str(),
             path: &self.path,
             route: self.route.as_ref().map_or("other", MatchedPath::as_str),
@@ -236,8 +244,8 @@ impl RequestLog {
 
 impl Drop for RequestLog {
     fn drop(&mut self) {
-        if !self.is_told {
-            self.tell(CLIENT_GONE, Some("client_gone"), None);
+        if !self.is_logged {
+            self.log(CLIENT_GONE, Some("client_gone"), None);
         }
     }
 }

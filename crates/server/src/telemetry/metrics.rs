@@ -108,13 +108,14 @@ impl Default for Metrics {
 }
 
 /// Reasons for a refusal other than gauges.
-const REASONS: [&str; 12] = [
+const REASONS: [&str; 13] = [
     "busy",
     "bodies_full",
     "connections_full",
     "exhausted",
     "stopping",
     "streams_full",
+    "quota_bodies",
     "quota_boxes",
     "quota_executions",
     "quota_memory_bytes",

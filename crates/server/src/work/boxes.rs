@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use tare_engine::{
     Audit, BoxFilter, BoxId, Changes, Context as _, Details, End, Engine, Error, ErrorKind, Keeper,
-    Looked, State, Status, Stopping, Swept, Usage,
+    Looked, State, Status, Swept, Usage,
 };
 use tokio::time::Instant;
 
@@ -149,8 +149,8 @@ impl Service {
         changed.await
     }
 
-    /// Stops a box, and returns its status. A box that keeps nothing, as that of a run, is gone
-    /// by then: its last status is returned, as exited.
+    /// Stops a box, and returns its status. A box that keeps nothing is gone by then: its last
+    /// status is returned, with the end that its keeper reported.
     pub async fn stop(
         &self,
         caller: &Caller,
@@ -161,34 +161,23 @@ impl Service {
         let named_by = caller.clone();
         let begun = self.call_to_end(move |engine| {
             let id = find(engine, &named_by, &of)?;
-            let before = engine.status(&id)?;
-            let stopping = engine.begin_stop(&id, grace)?;
-            Ok((before, stopping))
+            let (before, watch) = (engine.status(&id)?, engine.watch_end(&id)?);
+            Ok((before, watch, engine.begin_stop(&id, grace)?))
         });
-        let (before, stopping) = begun.await?;
-        self.until_stopped(&stopping).await?;
-        let (id, stopping) = (before.id.clone(), Arc::new(stopping));
-        let end = move |engine: &Engine, _: &BoxId| engine.end_stop(&stopping).map(drop);
-        self.end_within(caller, (&id, before.key.as_deref()), end).await?;
-        let after = self.call(move |engine| match engine.status(&id) {
-            Err(error) if error.kind() == ErrorKind::NoSuchBox => Ok(None),
-            status => status.map(Some),
-        });
-        Ok(after.await?.unwrap_or(Status {
-            state: State::Exited,
-            pids: None,
-            memory_bytes: None,
-            stuck_on: None,
-            ..before
-        }))
-    }
-
-    /// Waits until the box has stopped by itself, or its grace has passed.
-    async fn until_stopped(&self, stopping: &Stopping) -> Result<(), ServiceError> {
+        let (before, watch, stopping) = begun.await?;
         if let Some((keeper, left)) = stopping.keeper() {
             self.until_dead(keeper, left).await?;
         }
-        Ok(())
+        let stopping = Arc::new(stopping);
+        let end = move |engine: &Engine, _: &BoxId| engine.end_stop(&stopping).map(drop);
+        self.end_within(caller, (&before.id, before.key.as_deref()), end).await?;
+        let after = self.call(move |engine| match engine.status(&before.id) {
+            Err(error) if error.kind() == ErrorKind::NoSuchBox => {
+                Ok(gone(before, engine.look_for_end(&watch).ok()))
+            }
+            status => status,
+        });
+        after.await
     }
 
     pub async fn remove(
@@ -293,6 +282,25 @@ impl Service {
 /// The id and the key of a box, and the request that changed it, as events have them.
 fn named<'a>(of: &'a Status, by: &'a Caller) -> (&'a str, Option<&'a str>, &'a str) {
     (of.id.as_str(), of.key.as_deref(), &by.request_id)
+}
+
+/// The status of a box of which nothing is kept: as it was, with its end if that is known. The end
+/// of a run is known to its client only.
+fn gone(before: Status, looked: Option<Looked>) -> Status {
+    let end = match looked {
+        Some(Looked::Ended(end)) => Some(end),
+        Some(Looked::Lives(_) | Looked::Between) | None => None,
+    };
+    Status {
+        state: State::Exited,
+        pids: None,
+        memory_bytes: None,
+        stuck_on: None,
+        exit_code: end.map(End::code),
+        cause: end.map(|end| end.cause),
+        oom: end.is_some_and(|end| end.oom),
+        ..before
+    }
 }
 
 /// Returns why the box is not ended, with its last process if there is one. `None` if it is.

@@ -87,7 +87,7 @@ impl Service {
         let terminal = begun.map_err(late).flatten();
         let terminal = terminal.inspect_err(|_| counted.cause = Cause::StartFailed)?;
         let pipes = session.streams();
-        let streams = Streams::new(pipes, terminal, bytes_max, || self.charge())?;
+        let streams = Streams::new(pipes, terminal, bytes_max, || self.charge(caller))?;
         let (service, box_id) = (self.clone(), box_id.clone());
         Ok(Process { service, box_id, session, streams, started, counted, _permit: permit })
     }

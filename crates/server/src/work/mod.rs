@@ -3,6 +3,7 @@
 //! It contains no HTTP type, no JSON shape and no authentication. An API turns its requests
 //! into the types of this folder, and the results into its own responses.
 
+pub mod box_calls;
 pub mod boxes;
 pub mod create;
 pub mod cursor;
@@ -10,7 +11,6 @@ pub mod events;
 pub mod exec;
 pub mod files;
 pub mod idempotency;
-pub mod lanes;
 pub mod languages;
 pub mod logs;
 pub mod outcome;
@@ -31,7 +31,6 @@ use tokio::sync::{Mutex, Notify, Semaphore};
 use crate::admission::bodies::Charge;
 use crate::admission::descriptors::DescriptorBudget;
 use crate::admission::pressure::Pressure;
-use crate::admission::streams::share_of_a_key;
 use crate::admission::{Admission, Admitted, Caller, Need};
 use crate::config::Config;
 use crate::config::current::CurrentConfig;
@@ -41,8 +40,8 @@ use crate::telemetry::journal::Journal;
 use crate::telemetry::metrics::Metrics;
 use crate::watch::followers::Followers;
 use crate::watch::keepers::KeeperWatch;
+use crate::work::box_calls::BoxCalls;
 use crate::work::boxes::StuckBoxes;
-use crate::work::lanes::Lanes;
 use crate::work::processes::Processes;
 use crate::workers::{Creators, Workers};
 
@@ -52,8 +51,6 @@ const SHARE_OF_THREADS: usize = 4;
 
 /// How many lists are made at once.
 const LISTS_AT_ONCE: usize = 2;
-/// How many calls into one box may be made at once.
-const CALLS_OF_A_BOX: usize = 3;
 
 /// Cheap to clone: one for each request.
 #[derive(Debug, Clone)]
@@ -83,12 +80,8 @@ pub struct Parts {
 /// How many threads each kind of call that may have to wait can hold at once.
 #[derive(Debug)]
 struct Shares {
-    /// Calls that wait for a program of ours in a box, which the box's own user can stop.
-    in_boxes: Arc<Semaphore>,
-    /// How many threads these calls can hold.
-    in_boxes_max: usize,
-    in_each_box: Lanes,
-    of_each_key: Lanes,
+    /// Calls that wait for a keeper or a program of ours in a box, which the box's user can stop.
+    in_boxes: BoxCalls,
     /// Calls that list all boxes, each of which reads every record.
     listing: Arc<Semaphore>,
     /// Calls that create a box, whose file systems may not answer.
@@ -102,10 +95,7 @@ impl Shares {
         let most = (threads / SHARE_OF_THREADS).max(1);
         let share = || Arc::new(Semaphore::new(most));
         Self {
-            in_boxes: share(),
-            in_boxes_max: most,
-            in_each_box: Lanes::default(),
-            of_each_key: Lanes::default(),
+            in_boxes: BoxCalls::new(most),
             listing: Arc::new(Semaphore::new(LISTS_AT_ONCE)),
             creating: share(),
             ending: share(),
@@ -160,9 +150,9 @@ impl Service {
         self.config.set(config);
     }
 
-    /// The memory of output that is kept for a response.
-    pub fn charge(&self) -> Charge {
-        self.admission.bodies.charge(self.config().limits.bodies_bytes.0)
+    /// Returns a charge of nothing yet, for output that is kept for a response to this caller.
+    pub fn charge(&self, caller: &Caller) -> Charge {
+        self.admission.bodies.charge(&self.config(), caller.tenant.key())
     }
 
     /// Waits for the right to have one more box.
@@ -192,21 +182,9 @@ impl Service {
         id: &BoxId,
         call: impl FnOnce(&Engine) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, ServiceError> {
-        let shares = &self.shares;
-        // First: a call that waits for its box takes no turn from other boxes of its key.
-        let in_box = shares.in_each_box.turn(id.as_str(), CALLS_OF_A_BOX).await?;
-        let of_key = match caller.tenant.key() {
-            Some(key) => {
-                let most = share_of_a_key(shares.in_boxes_max, self.config().keys.len());
-                Some(shares.of_each_key.turn(key, most).await?)
-            }
-            None => None,
-        };
-        let call = move |engine: &Engine| {
-            let _turns = (in_box, of_key);
-            call(engine)
-        };
-        self.call_in_share(&shares.in_boxes, call).await
+        let keys = self.config().keys.len();
+        let turn = self.shares.in_boxes.turn(caller, id, keys).await?;
+        self.call_with(turn, call).await
     }
 
     /// Calls the engine with the box that a caller names, where it waits for a keeper or for a
@@ -246,13 +224,20 @@ impl Service {
         call: impl FnOnce(&Engine) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, ServiceError> {
         let turn = Arc::clone(share).acquire_owned().await;
-        let turn = turn.expect("the semaphore is never closed");
-        self.call(move |engine| {
-            // Until the thread is free, even if the client is gone.
+        self.call_with(turn.expect("the semaphore is never closed"), call).await
+    }
+
+    /// Calls the engine, and holds a turn until the thread is free, even if the client is gone.
+    async fn call_with<T: Send + 'static>(
+        &self,
+        turn: impl Send + 'static,
+        call: impl FnOnce(&Engine) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, ServiceError> {
+        let call = move |engine: &Engine| {
             let _turn = turn;
             call(engine)
-        })
-        .await
+        };
+        self.call(call).await
     }
 }
 

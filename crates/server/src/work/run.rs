@@ -384,7 +384,7 @@ impl Steps {
         sink: &OutputSink,
     ) -> Result<(End, Streams), Failed> {
         let (pipes, most) = (session.streams(), request.output_bytes_max);
-        let mut streams = Streams::new(pipes, None, most, || self.service.charge())?;
+        let mut streams = Streams::new(pipes, None, most, || self.service.charge(&self.caller))?;
         streams.set_past_limit(request.past_limit);
         if let Some(admitted) = &mut self.admitted {
             admitted.box_is_made(session.id());
