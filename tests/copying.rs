@@ -158,12 +158,12 @@ fn cp_copies_a_tar_stream_in_and_out() {
 }
 
 #[test]
-fn cp_refuses_special_files_and_names_them() {
+fn cp_names_special_files_and_copies_the_rest() {
     let tare = tare!();
     let id = start(&tare, &[]);
     inside(
         &tare,
-        "cd /work; mkdir d; mkfifo pipe d/pipe-in-d; python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"sock\")'",
+        "cd /work; mkdir d; mkfifo pipe d/pipe-in-d; echo first >d/a; echo last >d/z; python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"sock\")'",
     );
     let out = TemporaryDirectory::new();
     for (path, name) in [
@@ -177,8 +177,12 @@ fn cp_refuses_special_files_and_names_them() {
         assert!(output.lasted < SOON, "{output}");
         output.said(&[name]);
     }
+    let copied = |name: &str| fs::read_to_string(out.join("x").join(name)).unwrap();
+    assert_eq!((copied("a"), copied("z")), ("first\n".to_owned(), "last\n".to_owned()));
     let host = TemporaryDirectory::new();
     fs::create_dir(host.join("d")).unwrap();
+    fs::write(host.join("d/a"), "first\n").unwrap();
+    fs::write(host.join("d/z"), "last\n").unwrap();
     let made = Command::new("mkfifo").arg(host.join("d/pipe-of-host")).status();
     assert!(made.expect("mkfifo is there").success());
     for from in [host.join("d"), host.join("d/pipe-of-host")] {
@@ -186,6 +190,8 @@ fn cp_refuses_special_files_and_names_them() {
         assert!(output.lasted < SOON, "{output}");
         output.said(&["pipe-of-host"]);
     }
+    let arrived = tare.call(["exec", "a", "--", "cat", "/work/y/a", "/work/y/z"]).ok();
+    arrived.printed("first\nlast\n");
     tare.remove(&id);
 }
 

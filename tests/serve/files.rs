@@ -240,6 +240,27 @@ fn a_directory_is_downloaded_and_uploaded_as_tar() {
     end(server);
 }
 
+/// Sockets, fifos and unreadable files cannot be in the archive. They must not cost the others.
+#[test]
+fn a_directory_with_special_files_is_downloaded_without_them() {
+    let tare = tare!();
+    let server = with_box(&tare);
+    sh(
+        &tare,
+        "mkdir -p /work/a/m /work/to; cd /work/a; echo first >a; echo last >z; echo x >m/f
+         mkfifo fifo m/fifo; echo secret >unreadable; chmod 0 unreadable; mkdir -m 0 closed
+         python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"sock\")'",
+    );
+    let tar = get(&server, "work/a?tar=true").was(200);
+    let is_tar = [("Content-Type", "application/x-tar")];
+    server.ask("PUT", "/v1/boxes/web/files/work/to?tar=true", &is_tar, &tar.body).was(204);
+    assert_eq!(sh(&tare, "cd /work/to/a; ls; cat a z m/f"), "a\nclosed\nm\nz\nfirst\nlast\nx\n");
+    for path in ["work/a/fifo?tar=true", "work/a/sock?tar=true"] {
+        get(&server, path).refused(400, "file_error");
+    }
+    end(server);
+}
+
 #[test]
 fn kept_files_that_cannot_be_archived_are_refused_as_those_of_a_live_box() {
     let tare = tare!();

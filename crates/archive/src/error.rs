@@ -14,6 +14,8 @@ pub enum ErrorKind {
     Malformed,
     /// An entry that tare never packs or unpacks.
     Refused,
+    /// The archive is whole, but lacks entries that could not be packed. The error names the first.
+    LeftOut,
     /// A system call failed, or the stream could not be read or written.
     Failed,
 }
@@ -58,6 +60,10 @@ impl Error {
 
     fn new(kind: ErrorKind, message: String) -> Self {
         Self { kind, message, source: None }
+    }
+
+    pub(crate) fn with_kind(self, kind: ErrorKind) -> Self {
+        Self { kind, ..self }
     }
 
     fn caused_by(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {

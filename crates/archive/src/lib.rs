@@ -7,8 +7,8 @@
 //!
 //! An archive has regular files, directories, symlinks (never followed), permission bits, and
 //! modification times in seconds. It has no owners, set-id bits or extended attributes. A hard
-//! link is packed as a copy. A socket, a fifo or a device is an error that names it, so that
-//! nothing is left out unnoticed.
+//! link is packed as a copy. A socket, a fifo or a device is left out, and an error at the end names
+//! it, so that nothing is missing unnoticed.
 //!
 //! Memory does not grow with the size of the files. Only the names in the directories of the walk
 //! (`pack`) and a few bytes for each directory on the current path (`unpack`) are kept.

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use tare_kernel::files::Kind as FileKind;
 
 use crate::directory_stack::{DirectoryStack, open_content, open_directory};
-use crate::error::{Error, shown};
+use crate::error::{Error, ErrorKind, shown};
 use crate::header::{Header, Type};
 use crate::writer::{Writer, fits};
 use crate::{BUFFER_BYTES, read_full};
@@ -26,8 +26,11 @@ const NAMES_BYTES_MAX: usize = 64 << 20;
 ///
 /// `entry` is one name without a slash; `.` is the directory itself. A file that vanishes during
 /// the walk is not in the archive. A file that changes its size is packed with the size that it
-/// had when its header was written. After an error the stream has no end, which
-/// [`unpack`](crate::unpack()) notices.
+/// had when its header was written.
+///
+/// A socket, a fifo, a device or an unreadable file below a directory is left out. The archive is
+/// whole then, and the error [`ErrorKind::LeftOut`] names the first such entry. After any other
+/// error the stream has no end, which [`unpack`](crate::unpack()) notices.
 pub fn pack(
     out: &mut dyn Write,
     directory: BorrowedFd<'_>,
@@ -37,8 +40,8 @@ pub fn pack(
     pack_including(Include::Everything, out, directory, entry, name)
 }
 
-/// Writes an archive of the regular files that can be read, and their directories. Everything
-/// else is left out without an error.
+/// Writes an archive of the regular files that can be read, and their directories. Leaves out
+/// everything else without an error.
 pub fn pack_files(
     out: &mut dyn Write,
     directory: BorrowedFd<'_>,
@@ -63,21 +66,24 @@ fn pack_including(
         writer: Writer::new(out),
         buffer: vec![0; BUFFER_BYTES],
         names: Vec::new(),
+        left_out: None,
     };
-    match packer.put(directory, entry, name)? {
+    match packer.put(directory, entry, name).map_err(Failure::into_error)? {
         Packed::Whole => {}
         Packed::Directory => packer.tree(directory, entry, name)?,
-        Packed::Gone => {
-            return Err(Error::failed(cannot_pack(name), io::Error::from(Errno::NOENT)));
-        }
+        Packed::Gone => return Err(cannot(name, Errno::NOENT)),
     }
-    packer.writer.finish().map_err(cannot_write)
+    packer.writer.finish().map_err(cannot_write)?;
+    match packer.left_out {
+        Some(error) => Err(error.with_kind(ErrorKind::LeftOut)),
+        None => Ok(()),
+    }
 }
 
 /// Which entries of a tree to pack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Include {
-    /// All of them. One that cannot be packed is an error.
+    /// All that an archive can have.
     Everything,
     /// Regular files that can be read, and the directories that they are in.
     Files,
@@ -92,12 +98,36 @@ enum Packed {
     Gone,
 }
 
+/// Why an entry was not packed.
+enum Failure {
+    /// The archive has nothing of the entry, and can go on without it.
+    Entry(Error),
+    /// The archive cannot go on.
+    Archive(Error),
+}
+
+impl Failure {
+    fn into_error(self) -> Error {
+        match self {
+            Self::Entry(error) | Self::Archive(error) => error,
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Entry(error)
+    }
+}
+
 struct Packer<'a> {
     include: Include,
     writer: Writer<'a>,
     buffer: Vec<u8>,
     /// Each name ends with a zero byte.
     names: Vec<u8>,
+    /// Why the first entry that was left out was not packed.
+    left_out: Option<Error>,
 }
 
 impl Packer<'_> {
@@ -128,24 +158,32 @@ impl Packer<'_> {
     ) -> Result<(), Error> {
         let failed = |errno| cannot(name, errno);
         let here = place.here().map_err(failed)?;
-        match self.put(here, entry, name)? {
-            Packed::Whole | Packed::Gone => return Ok(()),
-            Packed::Directory => {}
+        match self.put(here, entry, name) {
+            Ok(Packed::Whole | Packed::Gone) => {}
+            Ok(Packed::Directory) => match place.enter(entry, self.names.len()) {
+                Ok(()) => {
+                    let listed = self.list(place.here().map_err(failed)?, name);
+                    listed.unwrap_or_else(|error| self.leave_out(error));
+                }
+                // It was removed meanwhile, and is in the archive without content.
+                Err(Errno::NOENT) => {}
+                Err(errno) => self.leave_out(failed(errno)),
+            },
+            Err(Failure::Entry(error)) => self.leave_out(error),
+            Err(Failure::Archive(error)) => return Err(error),
         }
-        match place.enter(entry, self.names.len()) {
-            // It was removed meanwhile, and is in the archive without content.
-            Err(Errno::NOENT) => return Ok(()),
-            Err(_) if self.include == Include::Files => return Ok(()),
-            entered => entered.map_err(failed)?,
-        }
-        match self.list(place.here().map_err(failed)?, name) {
-            Err(_) if self.include == Include::Files => Ok(()),
-            listed => listed,
+        Ok(())
+    }
+
+    /// Goes on without an entry, or without the content of a directory.
+    fn leave_out(&mut self, why: Error) {
+        if self.include == Include::Everything {
+            self.left_out.get_or_insert(why);
         }
     }
 
     /// Packs one entry, without the content of a directory.
-    fn put(&mut self, here: BorrowedFd<'_>, entry: &[u8], name: &[u8]) -> Result<Packed, Error> {
+    fn put(&mut self, here: BorrowedFd<'_>, entry: &[u8], name: &[u8]) -> Result<Packed, Failure> {
         let stat = match statat(here, entry, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => return Ok(Packed::Gone),
             stat => stat.map_err(|errno| cannot(name, errno))?,
@@ -155,11 +193,11 @@ impl Packer<'_> {
             FileKind::Directory => self.directory(&stat, name),
             _ if self.include == Include::Files => Ok(Packed::Gone),
             FileKind::Symlink => self.symlink(here, entry, &stat, name),
-            special @ FileKind::Special(_) => Err(refused_kind(name, special)),
+            special @ FileKind::Special(_) => Err(refused_kind(name, special).into()),
         }
     }
 
-    fn directory(&mut self, stat: &Stat, name: &[u8]) -> Result<Packed, Error> {
+    fn directory(&mut self, stat: &Stat, name: &[u8]) -> Result<Packed, Failure> {
         // The slash is for programs that do not know the type.
         let header = header(stat, Type::Directory, &[name, b"/"].concat(), 0);
         self.header(&header)?;
@@ -172,7 +210,7 @@ impl Packer<'_> {
         entry: &[u8],
         stat: &Stat,
         name: &[u8],
-    ) -> Result<Packed, Error> {
+    ) -> Result<Packed, Failure> {
         let target = match readlinkat(here, entry, Vec::new()) {
             Err(Errno::NOENT) => return Ok(Packed::Gone),
             target => target.map_err(|errno| cannot(name, errno))?,
@@ -183,31 +221,40 @@ impl Packer<'_> {
         Ok(Packed::Whole)
     }
 
-    fn file(&mut self, here: BorrowedFd<'_>, entry: &[u8], name: &[u8]) -> Result<Packed, Error> {
+    fn file(&mut self, here: BorrowedFd<'_>, entry: &[u8], name: &[u8]) -> Result<Packed, Failure> {
         // By now it may be a fifo, which must not make us wait, or a terminal, which must not
         // become our controlling one.
         let flags =
             OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = match openat(here, entry, flags, Mode::empty()) {
             Err(Errno::NOENT) => return Ok(Packed::Gone),
-            Err(_) if self.include == Include::Files => return Ok(Packed::Gone),
             file => file.map_err(|errno| cannot(name, errno))?,
         };
         let stat = fstat(&file).map_err(|errno| cannot(name, errno))?;
-        match (FileKind::of(&stat), self.include) {
-            (FileKind::File, _) => {}
-            (_, Include::Files) => return Ok(Packed::Gone),
-            (kind, Include::Everything) => return Err(refused_kind(name, kind)),
+        if !FileKind::is_file(&stat) {
+            return Err(refused_kind(name, FileKind::of(&stat)).into());
         }
         let mut file = File::from(file);
         let begin = read_full(&mut file, &mut self.buffer)
             .map_err(|error| Error::failed(cannot_pack(name), error))?;
         let size = self.size(&stat, begin, name)?;
         self.header(&header(&stat, Type::File, name, size))?;
-        self.writer.data(&self.buffer[..begin]).map_err(cannot_write)?;
-        self.rest(&mut file, size - begin as u64, name)?;
-        self.writer.end_of_data(size).map_err(cannot_write)?;
+        self.content(&mut file, begin, size, name).map_err(Failure::Archive)?;
         Ok(Packed::Whole)
+    }
+
+    /// Writes the data of a file whose header was written, and whose first `begin` bytes are in
+    /// the buffer.
+    fn content(
+        &mut self,
+        file: &mut File,
+        begin: usize,
+        size: u64,
+        name: &[u8],
+    ) -> Result<(), Error> {
+        self.writer.data(&self.buffer[..begin]).map_err(cannot_write)?;
+        self.rest(file, size - begin as u64, name)?;
+        self.writer.end_of_data(size).map_err(cannot_write)
     }
 
     /// Returns the size for the header, after `begin` bytes were read. For a file that ended
@@ -239,12 +286,12 @@ impl Packer<'_> {
         Ok(())
     }
 
-    fn header(&mut self, header: &Header) -> Result<(), Error> {
+    fn header(&mut self, header: &Header) -> Result<(), Failure> {
         if !fits(&header.name, &header.link) {
             let why = "its path is too long for an archive";
-            return Err(Error::refused(cannot_pack(&header.name), why));
+            return Err(Error::refused(cannot_pack(&header.name), why).into());
         }
-        self.writer.header(header).map_err(cannot_write)
+        self.writer.header(header).map_err(|error| Failure::Archive(cannot_write(error)))
     }
 
     /// Appends the names of the entries of a directory.

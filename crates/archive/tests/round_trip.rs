@@ -113,22 +113,54 @@ fn hard_links_are_packed_as_copies() {
     assert_eq!(fs::metadata(to.join("d/b")).unwrap().nlink(), 1);
 }
 
+/// Packs "d" from `from` and returns why it is incomplete, and the names in the archive.
+fn pack_with_gaps(from: &Path) -> (String, Vec<String>) {
+    let mut archive = Vec::new();
+    let directory = open(from);
+    let error = tare_archive::pack(&mut archive, directory.as_fd(), b"d", b"d")
+        .expect_err("something is left out");
+    assert_eq!(error.kind(), ErrorKind::LeftOut);
+    let to = TemporaryDirectory::new();
+    unpack(&archive, to.path(), Options::default()).expect("the archive is whole");
+    let names = snapshot(to.path()).into_keys().filter_map(|path| {
+        let name = path.strip_prefix("d").ok()?.to_str()?;
+        (!name.is_empty()).then(|| name.to_owned())
+    });
+    (message(&error), names.collect())
+}
+
 #[test]
-fn special_files_are_refused_by_name() {
+fn special_files_are_left_out_and_named() {
     let from = TemporaryDirectory::new();
     fs::create_dir(from.join("d")).unwrap();
+    from.write("d/a", "before");
+    from.write("d/z", "behind");
     let listener = UnixListener::bind(from.join("d/socket")).unwrap();
-    let error = pack(from.path(), "d").unwrap_err();
-    assert_eq!(message(&error), "cannot pack \"d/socket\": it is a socket");
+    let (why, names) = pack_with_gaps(from.path());
+    assert_eq!(why, "cannot pack \"d/socket\": it is a socket");
+    assert_eq!(names, ["a", "z"]);
     drop(listener);
     fs::remove_file(from.join("d/socket")).unwrap();
-    let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU);
-    rustix::fs::mknodat(rustix::fs::CWD, from.join("d/fifo"), kind, mode, 0).unwrap();
-    let error = pack(from.path(), "d").unwrap_err();
-    assert_eq!(message(&error), "cannot pack \"d/fifo\": it is a fifo");
+    make_fifo(&from.join("d/fifo"));
+    let (why, names) = pack_with_gaps(from.path());
+    assert_eq!(why, "cannot pack \"d/fifo\": it is a fifo");
+    assert_eq!(names, ["a", "z"]);
+}
+
+#[test]
+fn a_special_file_alone_is_refused_by_name() {
+    let from = TemporaryDirectory::new();
+    make_fifo(&from.join("fifo"));
+    let error = pack(from.path(), "fifo").unwrap_err();
+    assert_eq!(message(&error), "cannot pack \"fifo\": it is a fifo");
     assert_eq!(error.kind(), ErrorKind::Refused);
     let error = pack(Path::new("/dev"), "null").unwrap_err();
     assert_eq!(message(&error), "cannot pack \"null\": it is a character device");
+}
+
+fn make_fifo(path: &Path) {
+    let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU);
+    rustix::fs::mknodat(rustix::fs::CWD, path, kind, mode, 0).expect("the directory is ours");
 }
 
 #[test]

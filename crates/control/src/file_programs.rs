@@ -7,6 +7,10 @@
 use std::fmt;
 use std::str::FromStr;
 
+/// The exit code of a program that packed everything but entries that cannot be packed. Its last
+/// line names the first of them.
+pub const LEFT_OUT: u8 = 2;
+
 /// One status line: `ready [KIND] [SIZE]` or `failed ERRNO`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProgramStatus {

@@ -44,7 +44,7 @@ pub use operate::find::Scope;
 pub use operate::stop::{EndWatch, Looked, Stopping};
 pub use session::attach::Attachment;
 pub use session::exec::ExecSpec;
-pub use session::files::{Copy, PathKind};
+pub use session::files::{Copied, Copy, PathKind};
 pub use session::stdio::{Stdin, Streams};
 pub use session::{Event, Session, files, logs};
 pub use spec::name::RUN_LABEL;

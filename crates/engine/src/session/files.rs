@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use tare_control::file_programs::ProgramStatus;
+use tare_control::file_programs::{LEFT_OUT, ProgramStatus};
 pub use tare_control::file_programs::{
     LISTED_BYTES_MAX, Listed, ListedKind, PIECE_BYTES_MAX, PathKind, piece_head,
 };
@@ -35,8 +35,10 @@ const STATUS_BYTES_MAX: usize = 4096;
 const READY_WITHIN: Duration = Duration::from_secs(10);
 /// How long a program may take to end after its stream is closed.
 const FINISHED_WITHIN: Duration = Duration::from_secs(5);
-/// The same for one that removes a tree of a million files.
+/// How long a program that removes a tree may take: the tree may have a million files.
 const REMOVED_WITHIN: Duration = Duration::from_secs(60);
+/// The exit code of a program that did not end in time.
+const KILLED: u8 = 137;
 
 /// An archive that is copied into or out of a box.
 #[derive(Debug)]
@@ -169,19 +171,44 @@ fn file(
     }
 }
 
+/// How much of a copy has arrived.
+#[derive(Debug)]
+pub enum Copied {
+    Everything,
+    /// A whole archive without sockets, fifos, devices and unreadable files. The error names the
+    /// first of them.
+    AllBut(Error),
+}
+
+impl Copied {
+    /// Fails if something was left out.
+    pub fn everything(self) -> Result<(), Error> {
+        match self {
+            Self::Everything => Ok(()),
+            Self::AllBut(error) => Err(error),
+        }
+    }
+}
+
 impl Copy {
     /// Closes the stream and waits until the other side has ended.
-    pub fn finish(self) -> Result<(), Error> {
+    pub fn finish(self) -> Result<Copied, Error> {
         // End of file, or no reader: either ends the other side.
         drop(self.stream);
+        let id = &self.id;
         match self.peer {
             CopyPeer::Box(program) => match program.finish(FINISHED_WITHIN)? {
-                (true, _) => Ok(()),
-                (false, Some(text)) => Err(cannot_copy(&self.id, &text)),
-                (false, None) => Err(unfinished(&self.id)),
+                (0, _) => Ok(Copied::Everything),
+                (LEFT_OUT, Some(text)) => Ok(Copied::AllBut(left_out(id, text))),
+                (_, Some(text)) => Err(cannot_copy(id, &text)),
+                (_, None) => Err(unfinished(id)),
             },
             CopyPeer::Kept(packer) => match packer.join() {
-                Ok(packed) => packed.context(|| format!("cannot read what box {} left", self.id)),
+                Ok(Ok(())) => Ok(Copied::Everything),
+                Ok(Err(error)) if error.kind() == tare_archive::ErrorKind::LeftOut => {
+                    Ok(Copied::AllBut(left_out(id, error)))
+                }
+                Ok(Err(error)) => Err(error).context(|| format!("cannot read what box {id} left")),
                 Err(panic) => std::panic::resume_unwind(panic),
             },
         }
@@ -201,11 +228,11 @@ impl PendingFile {
     }
 
     fn finish_within(self, within: Duration) -> Result<(), Error> {
-        let (is_success, text) = self.program.finish(within)?;
-        match (is_success, text.and_then(|text| text.parse().ok())) {
-            (true, _) => Ok(()),
-            (false, Some(ProgramStatus::Failed { errno })) => Err(failed(self.doing, errno)),
-            (false, _) => Err(Error::conflict(self.doing)
+        let (code, text) = self.program.finish(within)?;
+        match (code, text.and_then(|text| text.parse().ok())) {
+            (0, _) => Ok(()),
+            (_, Some(ProgramStatus::Failed { errno })) => Err(failed(self.doing, errno)),
+            (_, _) => Err(Error::conflict(self.doing)
                 .caused_by("the process that did it in the box ended too early")),
         }
     }
@@ -273,12 +300,13 @@ impl InBoxProgram {
     }
 
     /// Waits until it has ended. Its stream is closed, so that it has nothing to wait for;
-    /// one that a process of the box has stopped is killed. Returns whether it succeeded and
-    /// what it wrote last.
-    fn finish(mut self, within: Duration) -> Result<(bool, Option<String>), Error> {
+    /// one that a process of the box has stopped is killed. Returns its exit code and what it
+    /// wrote last.
+    fn finish(mut self, within: Duration) -> Result<(u8, Option<String>), Error> {
         self.run_until(within, |_| false)?;
         let text = String::from_utf8_lossy(&self.text).trim_end().to_owned();
-        Ok((self.ended.is_some_and(End::is_success), (!text.is_empty()).then_some(text)))
+        let code = self.ended.map_or(KILLED, End::code);
+        Ok((code, (!text.is_empty()).then_some(text)))
     }
 
     /// Reads status and events until there is enough, the program has ended, or the time
@@ -338,6 +366,13 @@ impl InBoxProgram {
 
 fn bytes(path: &Path) -> Vec<u8> {
     path.as_os_str().as_bytes().to_owned()
+}
+
+/// `why` names the first entry that was left out. It comes from the box and may be anything.
+fn left_out(id: &BoxId, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::bad_request(format!("box {id} did not copy everything"))
+        .caused_by(why)
+        .with_hint("everything else was copied")
 }
 
 /// The errno is the reason. Where it is about the request, the user can act on it.

@@ -17,14 +17,14 @@ use std::path::{Component, Path};
 
 use rustix::fs::OFlags;
 use tare_archive::{Options, Top};
-use tare_control::file_programs::{PathKind, ProgramStatus};
+use tare_control::file_programs::{LEFT_OUT, PathKind, ProgramStatus};
 use tare_kernel::signals;
 
 const DONE: u8 = 0;
 const FAILED: u8 = 1;
 
-/// Why nothing, or not all, was copied.
-type Failure = String;
+/// Why nothing, or not all, was copied: the exit code and a sentence.
+type Failure = (u8, String);
 
 /// Writes the archive of what is at `path`.
 pub fn pack(path: &[u8]) -> u8 {
@@ -46,10 +46,10 @@ pub fn unpack(path: &[u8]) -> u8 {
 fn conclude(result: Result<(), Failure>) -> u8 {
     match result {
         Ok(()) => DONE,
-        Err(why) => {
+        Err((code, why)) => {
             // One line, whatever a name in it holds.
             say(&why.replace('\n', "\\n"));
-            FAILED
+            code
         }
     }
 }
@@ -59,33 +59,42 @@ fn say(line: &dyn Display) {
     writeln!(io::stderr(), "{line}").ok();
 }
 
-/// Onto a stream, from a directory, what is called so, under a name.
+/// Writes to a stream, from a directory, the entry of this name, under another name.
 type Pack = fn(&mut dyn Write, BorrowedFd<'_>, &[u8], &[u8]) -> Result<(), tare_archive::Error>;
 
 fn try_pack(path: &[u8], pack: Pack) -> Result<(), Failure> {
     let path = Path::new(OsStr::from_bytes(path));
-    let failing = |error: io::Error| format!("cannot read {}: {error}", path.display());
+    let failing = |error: io::Error| (FAILED, format!("cannot read {}: {error}", path.display()));
     let (directory, entry) = place(path);
     let found = fs::symlink_metadata(path).map_err(failing)?;
+    let kind = found.file_type();
+    if !(kind.is_dir() || kind.is_file() || kind.is_symlink()) {
+        return Err(failing(io::Error::other("it is a socket, a fifo or a device")));
+    }
     let directory = open_directory(directory).map_err(failing)?;
     let kind = if found.is_dir() { PathKind::Directory } else { PathKind::File };
     say(&ProgramStatus::Ready { kind: Some(kind), size: None });
     // Whole blocks at a time; std's own standard output writes line by line.
     let output = io::stdout().as_fd().try_clone_to_owned().map_err(failing)?;
     let mut output = io::BufWriter::new(File::from(output));
-    pack(&mut output, directory.as_fd(), entry, entry).map_err(sentence)?;
-    output.flush().map_err(failing)
+    let packed = pack(&mut output, directory.as_fd(), entry, entry);
+    output.flush().map_err(failing)?;
+    packed.map_err(|error| {
+        let is_whole = error.kind() == tare_archive::ErrorKind::LeftOut;
+        (if is_whole { LEFT_OUT } else { FAILED }, sentence(&error))
+    })
 }
 
 fn try_unpack(path: &Path) -> Result<(), Failure> {
-    let failing = |error: io::Error| format!("cannot write to {}: {error}", path.display());
+    let failing =
+        |why: &dyn Display| (FAILED, format!("cannot write to {}: {why}", path.display()));
     let (into, found) = match fs::metadata(path) {
         Ok(found) if found.is_dir() => (path, PathKind::Directory),
         Ok(_) => (place(path).0, PathKind::File),
         Err(error) if error.kind() == io::ErrorKind::NotFound => (place(path).0, PathKind::Missing),
-        Err(error) => return Err(failing(error)),
+        Err(error) => return Err(failing(&error)),
     };
-    let directory = open_directory(into).map_err(failing)?;
+    let directory = open_directory(into).map_err(|error| failing(&error))?;
     say(&ProgramStatus::Ready { kind: Some(found), size: None });
     let everything = Options {
         top: Top::Any,
@@ -95,7 +104,7 @@ fn try_unpack(path: &Path) -> Result<(), Failure> {
     };
     tare_archive::unpack(&mut io::stdin().lock(), directory.as_fd(), everything)
         .map(drop)
-        .map_err(|error| format!("cannot write to {}: {}", path.display(), sentence(error)))
+        .map_err(|error| failing(&sentence(&error)))
 }
 
 /// The directory that something is in, and its name there. What has no name of
@@ -121,7 +130,7 @@ fn open_directory(path: &Path) -> io::Result<File> {
 }
 
 /// The operation, its object, and why it failed.
-fn sentence(error: tare_archive::Error) -> Failure {
+fn sentence(error: &tare_archive::Error) -> String {
     match error.source() {
         Some(why) => format!("{error}: {why}"),
         None => error.to_string(),

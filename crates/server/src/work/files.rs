@@ -128,8 +128,8 @@ fn collect_one(
         (Err(Broken::TooMuch), _) => Err(too_much()),
         (_, Err(error)) if is_refusal(&error) && is_nothing => Ok(()),
         (_, Err(error)) => Err(error),
-        (Err(Broken::Archive(error)), Ok(())) => Err(error),
-        (Ok(()), Ok(())) => Ok(()),
+        (Err(Broken::Archive(error)), Ok(_)) => Err(error),
+        (Ok(()), Ok(_)) => Ok(()),
     }
 }
 

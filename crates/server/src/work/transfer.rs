@@ -53,7 +53,8 @@ impl Completion {
     fn finish(self) -> Result<(), Error> {
         match self {
             Self::File(rest) => rest.finish(),
-            Self::Archive(copying) => copying.finish(),
+            // The docs say that sockets, fifos, devices and unreadable files are left out.
+            Self::Archive(copying) => copying.finish().map(drop),
         }
     }
 }

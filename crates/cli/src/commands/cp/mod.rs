@@ -19,8 +19,9 @@ use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use rustix::stdio::{stdin, stdout};
 use rustix::termios::isatty;
+use tare_archive::ErrorKind;
 use tare_engine::spec::shown::quoted;
-use tare_engine::{Context as _, Copy, Error, PathKind};
+use tare_engine::{Context as _, Copied, Copy, Error, PathKind};
 use tare_kernel::signals;
 
 use crate::commands::each::on_box;
@@ -44,9 +45,9 @@ Examples:
 
 BOX:PATH is a path in a box, from its root. Write a host path with a colon as ./a:b.
 If DST is a directory, SRC is copied into it. Otherwise SRC is copied as DST, whose
-directory must exist. Symlinks are copied as symlinks. Sockets, fifos and devices
-are errors; files that were copied before stay. The box must be running. Of a box
-that has ended, only the files that --keep has kept can be copied.";
+directory must exist. Symlinks are copied as symlinks. Sockets, fifos, devices and
+unreadable files are left out: the rest is copied, and the exit code is 1. The box must
+be running. Of a box that has ended, only the files that --keep has kept can be copied.";
 
 /// Copy files between the host and a box, or as a tar stream
 #[derive(Debug, Args)]
@@ -186,21 +187,27 @@ fn both_sides<E: StdError + Send + Sync + 'static>(
     copying: Copy,
     doing: impl FnOnce() -> String,
 ) -> Result<(), Error> {
-    let theirs = copying.finish();
+    let theirs = copying.finish().and_then(Copied::everything);
     match ours {
         Ok(()) => theirs,
         Err(error) if is_consequence(&error) && theirs.is_err() => theirs,
+        Err(error) if archive_kind(&error) == Some(ErrorKind::LeftOut) => {
+            Err(error).context(doing).map_err(|error| error.with_hint("everything else was copied"))
+        }
         Err(error) => Err(error).context(doing),
     }
 }
 
 /// The stream was closed by the other side, or ended too early.
 fn is_consequence(error: &(dyn StdError + 'static)) -> bool {
-    let as_archive = error.downcast_ref().map(tare_archive::Error::kind);
-    let is_cut = as_archive == Some(tare_archive::ErrorKind::Malformed);
+    let is_cut = archive_kind(error) == Some(ErrorKind::Malformed);
     let cause = error.source().unwrap_or(error);
     let as_io = cause.downcast_ref().map(io::Error::kind);
     is_cut || as_io == Some(io::ErrorKind::BrokenPipe)
+}
+
+fn archive_kind(error: &(dyn StdError + 'static)) -> Option<ErrorKind> {
+    error.downcast_ref().map(tare_archive::Error::kind)
 }
 
 /// The box's end, to be closed before [`Copy::finish`].
