@@ -57,6 +57,28 @@ fn a_contained_command_has_its_exit_code_limits_and_timeout() {
     tare.run(["--contain", "--", "no-such-program"]).exited(127);
 }
 
+/// Without cgroups `RLIMIT_NPROC` limits the processes of a box, but not those of the host's root.
+#[test]
+fn a_limit_on_processes_of_root_without_writable_cgroups_is_an_error() {
+    let tare = tare!();
+    if !is_root() || !has_program("unshare") {
+        skip!("only root can make cgroups read-only, with unshare");
+    }
+    let without_cgroups = |options: &str| {
+        let mounts = "sed -nE 's/^([^ ]* ){4}([^ ]*) .* - cgroup2? .*/\\2/p' /proc/self/mountinfo";
+        let script = format!(
+            "for at in $({mounts}); do mount -o remount,bind,ro $at || exit 99; done
+             exec $TARE run {options} -- true"
+        );
+        tare.shell(&format!("exec unshare --mount sh -c '{}'", script.replace('\'', "'\\''")))
+    };
+    without_cgroups("--contain --pids 5").exited(125).said(&["pids", "cgroup"]);
+    let notes = without_cgroups("--contain").ok().stderr_text();
+    assert!(notes.contains("the number of processes is not limited"), "{notes}");
+    // A box with its own users has the limit by its user namespace.
+    without_cgroups("--pids 5").ok();
+}
+
 /// Python code that nests cgroups below the box's cgroup with relative paths, and prints how many
 /// it could create.
 const NEST: &str = "import os, sys

@@ -35,7 +35,7 @@ use crate::create::endow::Endowment;
 use crate::create::plan::{TreeSources, Trees};
 use crate::create::trees::Mapping;
 use crate::error::{Context, Error, Hint, LimitName};
-use crate::holdings::cgroup::{self, CgroupHolding, WorkloadCgroup};
+use crate::holdings::cgroup::{self, CgroupHolding, Controller, WorkloadCgroup};
 use crate::holdings::uids::UidRange;
 use crate::holdings::{Tree, name, scratch, uids};
 use crate::host::layout::{BoxAt, StateRoot};
@@ -204,6 +204,7 @@ fn acquire(at: BoxAt<'_>, record: &LockedRecord, new: NewBox<'_>) -> Result<Acqu
         forget_parents(at.root, Forget::Gone);
     }
     let cgroups = cgroup::acquire(at, record, &spec.limits, workload, map.first_uid())?;
+    check_pids(spec, map, &cgroups)?;
     check_scratch(spec, &cgroups)?;
     let scratch = kept_scratch(at, record, new, map)?;
     Ok(Acquired {
@@ -267,7 +268,7 @@ fn start_keeper(
     let made = StartedKeeper {
         child,
         link,
-        notes: notes(new.spec, host, &acquired.cgroups),
+        notes: notes(new.spec, host, acquired.map, &acquired.cgroups),
         cgroups: acquired.cgroups,
         claim: acquired.range.claim,
         streams: acquired.stdio.ours,
@@ -413,7 +414,7 @@ fn kept_scratch(
 }
 
 /// Defaults that this host cannot enforce, one sentence each.
-fn notes(spec: &Spec, host: &Host, cgroups: &CgroupHolding) -> Vec<String> {
+fn notes(spec: &Spec, host: &Host, map: IdMap, cgroups: &CgroupHolding) -> Vec<String> {
     let mut notes = Vec::new();
     if !cgroups.memory_enforced {
         notes.push(
@@ -421,6 +422,9 @@ fn notes(spec: &Spec, host: &Host, cgroups: &CgroupHolding) -> Vec<String> {
              the box as a whole"
                 .to_owned(),
         );
+    }
+    if map == IdMap::Host && !cgroups.pids_enforced {
+        notes.push("no writable cgroup here: the number of processes is not limited".to_owned());
     }
     if spec.isolation == Isolation::Full && !host.is_privileged() {
         notes.push(
@@ -450,6 +454,15 @@ fn check_memory(spec: &Spec) -> Result<(), Error> {
         (quantity::show_bytes(memory), quantity::show_bytes(quantity::MEMORY_BYTES_MIN));
     let message = format!("a memory limit of {memory} is too small for a box");
     Err(Error::bad_request(message).with_hint(format!("the least is {least}")))
+}
+
+/// Without a cgroup, `RLIMIT_NPROC` limits the processes of a box. The kernel does not apply it to
+/// the host's root user, whom a contained box of root runs as.
+fn check_pids(spec: &Spec, map: IdMap, cgroups: &CgroupHolding) -> Result<(), Error> {
+    if map == IdMap::Host && spec.limits.pids.is_explicit() && !cgroups.pids_enforced {
+        return Err(Controller::Pids.cannot("enforce"));
+    }
+    Ok(())
 }
 
 /// What a box writes to its scratch space is memory of the box. A size that was asked

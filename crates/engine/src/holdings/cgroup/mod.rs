@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use tare_kernel::cgroup::{self, Cgroup, Version, version_at};
 
+pub use settings::Controller;
 pub use usage::{CgroupReader, CgroupUsage, OomWatch, oom_kills};
 
 use crate::error::{Context, Error, ErrorKind};
@@ -24,7 +25,7 @@ use crate::host::tag::TaggedId;
 use crate::host::{CgroupRoots, parents};
 use crate::record::Record;
 use crate::spec::Limits;
-use settings::{CONTROLLERS, Controller};
+use settings::CONTROLLERS;
 use usage::oom_kills_in;
 
 /// Why a box is stuck whose processes do not die. Its record contains this text.
