@@ -1,0 +1,100 @@
+// Code that calls tools: run_tools_with_code and run_tools_with_bash.
+const assert = require('node:assert/strict');
+const { since, withTool, once, assertRefused, assertPrinted } = require('./claims.cjs');
+const { Host } = require('./host.cjs');
+
+const PYTHON = 'run_tools_with_code';
+const BASH = 'run_tools_with_bash';
+const CITY = { properties: { city: { type: 'string' }, unit: { type: 'string' } }, required: ['city'] };
+
+// A conversation with tools, which records their arguments in `calls`.
+function withTools(client, options = {}) {
+  const calls = [];
+  const functions = {
+    'get-weather': [CITY, async (input) => (calls.push(input), { city: input.city, degrees: 20 })],
+    fails: [{}, async () => { throw new Error('no luck'); }],
+    noop: [{}, async () => 'done'],
+  };
+  return Object.assign(client.conversation({ functions, ...options }), { inputs: calls });
+}
+
+// Checks that the call failed, and that the model learns why and sees standard error.
+function assertFailed(client, message, error, sentence, stderr) {
+  assert.equal(message.status, 'error', message.content);
+  const shown = client.since('3.3.1') ? `Code execution failed. ${sentence}` : error;
+  assert.ok(message.content.includes(shown), message.content);
+  assert.ok(message.content.includes(stderr), message.content);
+}
+
+module.exports = {
+  'Python calls tools in sequence and concurrently, and catches errors': async ({ client }) => {
+    const code = `first = await get_weather(city="A")
+here, there = await asyncio.gather(get_weather(city="B"), get_weather(city="C"))
+print(first["city"], here["city"], there["degrees"])
+try:
+    await fails()
+except Exception as error:
+    print(error)`;
+    assertPrinted(await withTools(client).run(PYTHON, { code }), 'A B 20\nno luck');
+  },
+
+  'bash calls tools in sequence and concurrently, and sees errors': withTool(BASH, async ({ client }) => {
+    const code = `get_weather '{"city":"A"}'
+get_weather '{"city":"B"}' > b.json & get_weather '{"city":"C"}' > c.json & wait
+cat b.json c.json
+fails '{}' || echo failed`;
+    const message = await withTools(client).run(BASH, { code });
+    const weather = (city) => `{"city":"${city}","degrees":20}`;
+    assertPrinted(message, `${weather('A')}\n${weather('B')}\n${weather('C')}\nfailed`);
+  }),
+
+  'two programs of one turn call tools at the same time': async ({ client }) => {
+    const code = 'print((await get_weather(city="A"))["city"])';
+    const messages = await withTools(client).turn([[PYTHON, { code }], [PYTHON, { code }]]);
+    messages.forEach((message) => assertPrinted(message, 'A'));
+  },
+
+  'code may call no tool at all': async ({ client }) => {
+    assertPrinted(await withTools(client).run(PYTHON, { code: 'print(await asyncio.sleep(0, 1))' }), '1');
+  },
+
+  'code with an empty manifest runs without tools': since('3.8.0', async ({ client, tap }) => {
+    const conversation = withTools(client);
+    const run = (tool, code) => conversation.run(tool, { code, tool_manifest: [] });
+    assertPrinted(await run(PYTHON, 'import asyncio\nprint(await asyncio.sleep(0, 1))'), '1');
+    assertPrinted(await run(BASH, 'echo 2'), '2');
+    assert.equal(tap.of(client.version, '/exec').at(-1).answer.stdout, '2\n');
+  }),
+
+  'the time limit is an error that the model can read': async ({ client }) => {
+    const code = 'import time; time.sleep(1000)';
+    const failed = await withTools(client).run(PYTHON, { code, timeout: 1000 });
+    assertFailed(client, failed, 'Time limit exceeded', 'Execution exceeded the time limit.', '');
+  },
+
+  'code that calls tools never runs in a session': since('3.2.59', async ({ client, tap }) => {
+    const hint = 'v2:user:00000000000000000000000000000001';
+    const conversation = withTools(client, { hint });
+    await conversation.bash('echo > /tmp/mark');
+    const code = 'import os\nawait noop()\nprint(os.path.exists("/tmp/mark"))';
+    assertPrinted(await conversation.run(PYTHON, { code }), 'False');
+    const { sent, answer } = tap.of(client.version, '/exec/programmatic').at(-2);
+    assert.equal(sent.runtime_session_hint, hint);
+    assert.equal(answer.runtime_session_id, undefined);
+  }),
+
+  'stopping a turn cancels its code': since('3.9.1', async ({ client, tap, ask }) => {
+    for (const [tool, code] of [[PYTHON, 'import os; os.execvp("sleep", ["sleep", "1000"])'], [BASH, 'exec sleep 1000']]) {
+      const stop = new AbortController();
+      const stopped = withTools(client).run(tool, { code }, { signal: stop.signal }).catch((error) => error);
+      await ask('until 1 sleep');
+      stop.abort();
+      await stopped;
+      await ask('until 0 sleep');
+      const { sent, status } = tap.of(client.version, '/cancel').at(-1);
+      assert.match(sent.request_id, /^[A-Za-z0-9_-]{16,128}$/);
+      // The client also closes its connection, which may end the code first.
+      assert.ok([200, 202].includes(status));
+    }
+  }),
+};

@@ -1,0 +1,64 @@
+// Sessions: calls with one hint use one box, one after the other.
+const assert = require('node:assert/strict');
+const { randomBytes } = require('node:crypto');
+const { since, once, assertPrinted } = require('./claims.cjs');
+const { Host } = require('./host.cjs');
+
+const SESSIONS = '3.2.59';
+const hint = (scope = 'v2:user') => `${scope}:${randomBytes(16).toString('hex')}`;
+const names = (files) => files.map((file) => file.name).sort();
+const claim = (check) => since(SESSIONS, check);
+
+module.exports = {
+  'a session keeps files and processes, with hints of every shape': claim(async ({ client }) => {
+    for (const scope of ['v2:user', 'v2:agent-user', 'v2:conversation', 'v3:0123456789ab:user']) {
+      const conversation = client.conversation({ hint: hint(scope) });
+      const first = await conversation.bash('echo 1 > /tmp/mark; sleep 1000 & echo');
+      assert.equal(first.artifact.runtime_status, 'new');
+      const second = await conversation.bash('cat /tmp/mark; pgrep -c sleep');
+      assertPrinted(second, '1\n1');
+      assert.equal(second.artifact.runtime_status, 'reused');
+      assert.equal(second.artifact.runtime_session_id, first.artifact.runtime_session_id);
+      await conversation.bash('pkill sleep');
+    }
+  }),
+
+  'conversations of one person share a session': claim(async ({ client }) => {
+    const shared = hint();
+    const [one, other] = [1, 2].map(() => client.conversation({ hint: shared }));
+    await one.bash('echo 1 > a.csv');
+    assertPrinted(await other.bash('cat a.csv'), '1');
+  }),
+
+  'a session reports each content of a file once': claim(async ({ client }) => {
+    const conversation = client.conversation({ hint: hint() });
+    await conversation.bash('echo 1 > a.csv');
+    const same = await conversation.bash('echo 1 > a.csv; echo 2 > b.csv');
+    const generated = same.artifact.files.filter((file) => file.inherited !== true);
+    assert.deepEqual(names(generated), ['b.csv']);
+    const changed = await conversation.bash('echo 3 > a.csv');
+    const [file] = changed.artifact.files.filter((one) => one.inherited !== true);
+    assert.equal(file.name, 'a.csv');
+    assert.equal(await new Host(client).download(file), '3\n');
+  }),
+
+  'a file that a session removed does not come back': since('3.9.1', async ({ client }) => {
+    const conversation = client.conversation({ hint: hint() });
+    await conversation.bash('echo 1 > a.csv; echo 2 > b.csv');
+    await conversation.bash('rm a.csv');
+    assert.deepEqual(names(conversation.files), ['b.csv']);
+    assertPrinted(await conversation.bash('ls'), 'b.csv');
+  }),
+
+  'a stopped call leaves the queue of its session': since('3.9.1', async ({ client, ask }) => {
+    const runtime_session_hint = hint();
+    const conversation = client.conversation({ hint: runtime_session_hint });
+    await new Host(client).whileBusy(ask, { runtime_session_hint }, async () => {
+      const stop = new AbortController();
+      const stopped = conversation.bash('echo > ran.csv', { signal: stop.signal }).catch((error) => error);
+      stop.abort();
+      await stopped;
+    });
+    assertPrinted(await conversation.bash('ls | wc -l'), '0');
+  }),
+};
