@@ -14,7 +14,7 @@ use crate::app::AppState;
 use crate::error::ServiceError;
 use crate::librechat;
 use crate::telemetry::LogEvent;
-use crate::work::boxes::{ENDED_WITHIN, TRY_AGAIN};
+use crate::work::ending::{ENDED_WITHIN, TRY_AGAIN};
 
 /// How often the server looks for boxes and leftovers of other processes.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(30);

@@ -6,6 +6,8 @@
 
 pub mod bodies;
 pub mod descriptors;
+pub mod measurement;
+pub mod places;
 pub mod pressure;
 pub mod promise;
 pub mod quota;
@@ -20,7 +22,8 @@ use tare_engine::{BoxId, Scope};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::admission::bodies::Bodies;
-use crate::admission::pressure::{Place, Pressure};
+use crate::admission::places::Place;
+use crate::admission::pressure::Pressure;
 use crate::admission::promise::Promise;
 use crate::admission::quota::{QuotaHold, Quotas};
 use crate::config::{Config, Key, Limits};
@@ -279,33 +282,32 @@ impl RunQueue {
         if let Some(one) = self.turns.take() {
             return Ok(one);
         }
-        let _place = QueuePlace::begin(self)?;
+        let waiting = Waiting::begin(&self.waiting);
+        if waiting.before >= self.waiting_max {
+            let message = "server busy: as many runs are active and waiting as it allows";
+            return Err(ServiceError::unavailable("busy", message)
+                .with_hint("try again, or raise [limits] runs in the configuration"));
+        }
         Ok(self.turns.next().await)
     }
 }
 
 /// A run that waits, until it is dropped.
-struct QueuePlace<'a>(&'a AtomicUsize);
+struct Waiting<'a> {
+    count: &'a AtomicUsize,
+    /// How many waited before it.
+    before: usize,
+}
 
-impl<'a> QueuePlace<'a> {
-    fn begin(queue: &'a RunQueue) -> Result<Self, ServiceError> {
-        let before = queue.waiting.fetch_add(1, Ordering::Relaxed);
-        let place = Self(&queue.waiting);
-        if before < queue.waiting_max {
-            Ok(place)
-        } else {
-            Err(ServiceError::unavailable(
-                "busy",
-                "server busy: as many runs are active and waiting as it allows",
-            )
-            .with_hint("try again, or raise [limits] runs in the configuration"))
-        }
+impl<'a> Waiting<'a> {
+    fn begin(count: &'a AtomicUsize) -> Self {
+        Self { count, before: count.fetch_add(1, Ordering::Relaxed) }
     }
 }
 
-impl Drop for QueuePlace<'_> {
+impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.count.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -23,7 +23,8 @@ use crate::http::{Http, request_log};
 use crate::work::Service;
 use crate::work::exec::Fed;
 use crate::work::outcome::RunOutput;
-use crate::work::relay::{Input, OutputSink};
+use crate::work::output::OutputSink;
+use crate::work::relay::Input;
 use crate::work::spec;
 
 /// Another process in a box.

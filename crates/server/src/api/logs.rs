@@ -18,7 +18,7 @@ use crate::http::text::Encoding;
 use crate::http::{Http, request_log};
 use crate::work::Service;
 use crate::work::logs::{LogPart, LogRange, LogReader, LogRecord};
-use crate::work::relay::Chunk;
+use crate::work::output::Chunk;
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]

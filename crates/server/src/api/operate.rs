@@ -16,8 +16,8 @@ use crate::error::ServiceError;
 use crate::http::extract::Query;
 use crate::telemetry::metrics::Scrape;
 use crate::work::Service;
-use crate::work::relay::OutputSink;
-use crate::work::run::{Progress, RunRequest};
+use crate::work::output::OutputSink;
+use crate::work::run_request::{Progress, RunRequest};
 
 const OPEN_METRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
@@ -174,7 +174,7 @@ async fn run_one(
     responses((status = 200, body = String, content_type = "application/openmetrics-text"))
 )]
 pub async fn metrics(State(app): State<AppState>) -> ([(HeaderName, HeaderValue); 1], String) {
-    let measured = app.admission.pressure.found();
+    let measured = app.admission.pressure.measured();
     let text = app.metrics.text(&Scrape {
         readings: &measured.readings,
         promised: &app.admission.pressure.promised(&measured.readings),

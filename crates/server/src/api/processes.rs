@@ -23,9 +23,10 @@ use crate::http::frames::{EventFrame, StreamFormat, TextFrames};
 use crate::http::text::Encoding;
 use crate::http::{Http, request_log};
 use crate::work::Service;
+use crate::work::output::CHUNK_BYTES;
 use crate::work::processes::ExecProcess;
 use crate::work::recent_output::{Piece, Position};
-use crate::work::relay::{CHUNK_BYTES, ProcessControl};
+use crate::work::relay::ProcessControl;
 use crate::work::spec;
 
 /// A detached process.

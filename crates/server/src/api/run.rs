@@ -23,8 +23,8 @@ use crate::work::Service;
 use crate::work::files::{self, InputFile, OutputFile};
 use crate::work::languages::Host;
 use crate::work::outcome::RunOutput;
-use crate::work::relay::OutputSink;
-use crate::work::run::{Collect, RunRequest};
+use crate::work::output::OutputSink;
+use crate::work::run_request::{Collect, RunRequest};
 use crate::work::spec::{self, BoxFields, LimitsRequest, NetworkRequest};
 
 /// The box is asked once for each.

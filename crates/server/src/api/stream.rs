@@ -12,7 +12,7 @@ use crate::error::ServiceError;
 use crate::http::error::error_json;
 use crate::http::frames::{Output, StreamFormat, TextFrames};
 use crate::http::text::Encoding;
-use crate::work::relay::{Chunk, OutputSink};
+use crate::work::output::{Chunk, OutputSink};
 
 /// How much output waits for its reader: so many times what a pipe holds.
 const CHUNKS_WAITING: usize = 4;

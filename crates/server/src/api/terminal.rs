@@ -29,7 +29,8 @@ use crate::http::{Http, request_log};
 use crate::work::Service;
 use crate::work::exec::{Fed, Process, WAITING_MAX};
 use crate::work::outcome::RunOutput;
-use crate::work::relay::{Chunk, Input, ProcessControl};
+use crate::work::output::Chunk;
+use crate::work::relay::{Input, ProcessControl};
 
 /// A frame of a client; larger ones end its session.
 const FRAME_BYTES_MAX: usize = 64 << 10;

@@ -23,7 +23,7 @@ pub async fn health(
         auth::check_host(&headers, &config, app.http.served_at())?;
     }
     let is_serving = app.shutdown.is_serving();
-    if is_serving && app.admission.pressure.found().admits(0).is_ok() {
+    if is_serving && app.admission.pressure.measured().check(0).is_ok() {
         Ok(StatusCode::OK)
     } else {
         Ok(StatusCode::SERVICE_UNAVAILABLE)

@@ -1,37 +1,21 @@
 //! Boxes that live on: list, inspect, wait, stop, pause, resume, lease, remove; audit and sweep.
-//!
-//! No operation holds a thread while it waits for a box to end:
-//!
-//! ```text
-//! ask the engine (a thread, a second for each step) -> done
-//!        ^                \-> stuck, or busy -> wait for the keeper's pidfd (a task)
-//!        \------------------------------------------/  until the bound has passed
-//! ```
-//!
-//! A box that is not gone by then is stuck. It stays on record, and every sweep tries it again.
 
-use std::collections::HashSet;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tare_engine::{
-    Audit, BoxFilter, BoxId, Changes, Context as _, Details, End, Engine, Error, ErrorKind, Keeper,
-    Looked, State, Status, Swept, Usage,
+    Audit, BoxFilter, BoxId, Changes, Details, End, Engine, Error, ErrorKind, Looked, State, Status,
+    Swept, Usage,
 };
 use tokio::time::Instant;
 
 use crate::admission::Caller;
-use crate::error::{STUCK, ServiceError};
-use crate::fd;
+use crate::error::ServiceError;
 use crate::telemetry::LogEvent;
 use crate::work::cursor::Cursor;
 use crate::work::{Service, find};
 
-/// How long a box may take to die before a request reports that it is stuck.
-pub const ENDED_WITHIN: Duration = Duration::from_secs(10);
-/// The pause between two attempts to end a box.
-pub const TRY_AGAIN: Duration = Duration::from_millis(100);
 /// The pause between two looks at a box that another process is making or ending.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
@@ -92,7 +76,7 @@ impl Service {
             match looked {
                 Looked::Ended(end) => return Ok(Some(end)),
                 Looked::Lives(_) | Looked::Between if left.is_zero() => break,
-                Looked::Lives(keeper) => drop(self.until_dead(keeper.as_fd(), left).await?),
+                Looked::Lives(keeper) => self.until_dead(keeper.as_fd(), left).await?,
                 Looked::Between => tokio::time::sleep(LOOK_AGAIN.min(left)).await,
             }
         }
@@ -201,49 +185,6 @@ impl Service {
         Ok(())
     }
 
-    /// Tries to end a box until it is gone, or the bound has passed.
-    async fn end_within(
-        &self,
-        caller: &Caller,
-        (id, key): (&BoxId, Option<&str>),
-        end: impl Fn(&Engine, &BoxId) -> Result<(), Error> + Clone + Send + 'static,
-    ) -> Result<(), ServiceError> {
-        let until = Instant::now() + ENDED_WITHIN;
-        loop {
-            let (of, end) = (id.clone(), end.clone());
-            let tried = self.call_to_end(move |engine| try_end(engine, &of, &end)).await?;
-            let Some((error, keeper)) = tried else {
-                return Ok(());
-            };
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() || !self.shutdown.is_serving() {
-                let error = ServiceError::from(error);
-                self.note_stuck(caller, (id, key), &error);
-                return Err(error);
-            }
-            if let Some(keeper) = keeper {
-                self.until_dead(keeper.as_fd(), left).await?;
-            }
-            tokio::time::sleep(TRY_AGAIN.min(left)).await;
-        }
-    }
-
-    /// Returns whether a process is dead within this time, and before the server stops.
-    pub async fn until_dead(
-        &self,
-        process: BorrowedFd<'_>,
-        within: Duration,
-    ) -> Result<bool, ServiceError> {
-        tokio::select! {
-            dead = fd::readable(process) => {
-                dead.context(|| "cannot wait for the box".into())?;
-                Ok(true)
-            }
-            () = tokio::time::sleep(within) => Ok(false),
-            () = self.shutdown.draining() => Ok(false),
-        }
-    }
-
     /// Compares records and host. With `wait`, repeats that until they agree, for at most
     /// ten seconds.
     pub async fn audit(&self, wait: bool) -> Result<Audit, ServiceError> {
@@ -256,26 +197,6 @@ impl Service {
     pub async fn sweep(&self, dry_run: bool) -> Result<Vec<Swept>, ServiceError> {
         let _turn = self.whole_host.lock().await;
         self.call(move |engine| if dry_run { engine.plan_sweep() } else { engine.sweep() }).await
-    }
-
-    /// Logs that a request could not end a box, once for each box.
-    fn note_stuck(&self, caller: &Caller, of: (&BoxId, Option<&str>), error: &ServiceError) {
-        let (id, key) = of;
-        if error.code == STUCK {
-            self.stuck.known().insert(id.clone());
-            let request_id = Some(&*caller.request_id);
-            let stuck = LogEvent::stuck((id.as_str(), key), request_id, &error.message);
-            self.journal.record(&stuck);
-        }
-    }
-
-    /// Logs boxes that are stuck and were not before.
-    pub fn report_stuck(&self, boxes: &[Status]) {
-        for one in self.stuck.newly_stuck(boxes) {
-            let why = one.stuck_on.as_deref().unwrap_or("it cannot be ended");
-            let of = (one.id.as_str(), one.key.as_deref());
-            self.journal.record(&LogEvent::stuck(of, None, why));
-        }
     }
 }
 
@@ -300,41 +221,5 @@ fn gone(before: Status, looked: Option<Looked>) -> Status {
         cause: end.map(|end| end.cause),
         oom: end.is_some_and(|end| end.oom),
         ..before
-    }
-}
-
-/// Returns why the box is not ended, with its last process if there is one. `None` if it is.
-fn try_end(
-    engine: &Engine,
-    id: &BoxId,
-    end: &impl Fn(&Engine, &BoxId) -> Result<(), Error>,
-) -> Result<Option<(Error, Option<Keeper>)>, Error> {
-    match end(engine, id) {
-        Ok(()) => Ok(None),
-        Err(error) if matches!(error.kind(), ErrorKind::Stuck | ErrorKind::Busy) => {
-            let keeper = engine.keeper(id).ok().flatten();
-            Ok(Some((error, keeper)))
-        }
-        Err(error) => Err(error),
-    }
-}
-
-/// Boxes that were reported as stuck.
-#[derive(Debug, Default)]
-pub struct StuckBoxes(Mutex<HashSet<BoxId>>);
-
-impl StuckBoxes {
-    /// Returns the boxes that are stuck and were not before. Forgets those that are not.
-    fn newly_stuck<'a>(&self, boxes: &'a [Status]) -> Vec<&'a Status> {
-        let mut stuck: Vec<&Status> =
-            boxes.iter().filter(|one| one.state == State::Stuck).collect();
-        let now = stuck.iter().map(|one| one.id.clone()).collect();
-        let before = std::mem::replace(&mut *self.known(), now);
-        stuck.retain(|one| !before.contains(&one.id));
-        stuck
-    }
-
-    fn known(&self) -> MutexGuard<'_, HashSet<BoxId>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

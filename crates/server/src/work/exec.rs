@@ -18,7 +18,8 @@ use crate::error::ServiceError;
 use crate::work::Service;
 use crate::work::outcome::RunOutput;
 use crate::work::processes::ExecProcess;
-use crate::work::relay::{self, Input, OutputSink, PastLimit, ProcessControl, Streams};
+use crate::work::output::{OutputSink, PastLimit};
+use crate::work::relay::{self, Input, ProcessControl, Streams};
 
 /// How long a keeper may take to start a process.
 const STARTED_WITHIN: Duration = Duration::from_secs(30);

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
-use crate::work::relay::{CHUNK_BYTES, Chunk};
+use crate::work::output::{CHUNK_BYTES, Chunk};
 
 /// So much of the output is kept.
 pub const KEPT_BYTES_MAX: usize = 256 << 10;

@@ -11,17 +11,11 @@
 //! Without files, the command is the box's own command. With files, the command is an exec: the
 //! box must exist while files are copied in, and outlive the command while results are collected.
 
-use std::borrow::Cow;
-use std::convert::Infallible;
-use std::os::fd::AsFd;
-use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tare_engine::spec::{Spec, command, name};
-use tare_engine::{
-    BoxId, Cause, End, Engine, Error, Event, ExecSpec, Keeper, RUN_LABEL, Session, Stdin,
-};
+use tare_engine::spec::Spec;
+use tare_engine::{BoxId, Cause, End, Error, Keeper, Session, Stdin};
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::{Admitted, Caller, Need};
@@ -29,11 +23,11 @@ use crate::error::ServiceError;
 use crate::telemetry::LogEvent;
 use crate::telemetry::metrics::Phase;
 use crate::work::Service;
-use crate::work::boxes::{ENDED_WITHIN, TRY_AGAIN};
-use crate::work::events::Events;
-use crate::work::files::{self, InputFile};
+use crate::work::files;
 use crate::work::outcome::RunOutput;
-use crate::work::relay::{self, Input, OutputSink, PastLimit, Streams};
+use crate::work::output::OutputSink;
+use crate::work::relay::{self, Input, Streams};
+use crate::work::run_request::{Progress, RunRequest};
 use crate::workers::CreateSlot;
 
 /// Bounds the wait when a volume's file system does not answer.
@@ -44,112 +38,34 @@ const SLOW_AFTER: Duration = Duration::from_secs(1);
 const SLOT_HELD_MAX: Duration = Duration::from_millis(100);
 /// Bounds a copy, because processes in the box can slow it down.
 const COPY_TIMEOUT: Duration = Duration::from_secs(30);
-/// Bounds how long one attempt to end a box holds its thread.
-const TRY_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// One command, the box it needs, and the files that go with it.
-pub struct RunRequest<T> {
-    /// The box, without a command.
-    pub spec: Spec,
-    pub exec: ExecSpec,
-    pub stdin: Option<Vec<u8>>,
-    pub files: Vec<InputFile>,
-    pub collect: Option<Collect<T>>,
-    /// The limit for each of stdout and stderr.
-    pub output_bytes_max: u64,
-    pub past_limit: PastLimit,
-    pub progress: Progress,
-}
-
-/// Reads results out of the box after its command has finished. Blocks its thread.
-pub type Collect<T> = Box<dyn FnOnce(&Engine, &BoxId, End) -> Result<T, Error> + Send>;
-
-/// What a run is doing now, in words.
-#[derive(Debug, Clone)]
-pub struct Progress(Arc<Mutex<Cow<'static, str>>>);
-
-impl Default for Progress {
-    fn default() -> Self {
-        Self(Arc::new(Mutex::new("waiting for its turn".into())))
-    }
-}
-
-impl Progress {
-    fn set(&self, step: impl Into<Cow<'static, str>>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = step.into();
-    }
-
-    pub fn text(&self) -> String {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone().into_owned()
-    }
-}
-
-impl<T> RunRequest<T> {
-    /// A request without input, files and results.
-    pub fn new(spec: Spec, exec: ExecSpec, output_bytes_max: u64) -> Self {
-        Self {
-            spec,
-            exec,
-            stdin: None,
-            files: Vec::new(),
-            collect: None,
-            output_bytes_max,
-            past_limit: PastLimit::Truncate,
-            progress: Progress::default(),
-        }
-    }
-
-    /// Returns whether the command can be the box's own: it needs no copy in or out.
-    fn is_box_command(&self) -> bool {
-        self.files.is_empty() && self.collect.is_none()
-    }
-
-    fn stdin(&self) -> Stdin {
-        self.stdin.as_ref().map_or(Stdin::Empty, |_| Stdin::Pipe)
-    }
-
-    fn label(&self) -> Option<(String, String)> {
-        let program = Path::new(self.exec.command.first()?).file_name()?.to_str()?;
-        name::label(&format!("{RUN_LABEL}={program}")).ok()
-    }
-
-    /// Returns the box to make, and the stdin of its own command.
-    fn box_spec(&self) -> (Spec, Stdin) {
-        let mut spec = self.spec.clone();
-        if !self.is_box_command() {
-            spec.labels.extend(self.label());
-            return (spec, Stdin::Empty);
-        }
-        spec.command.clone_from(&self.exec.command);
-        spec.env = command::later_wins(spec.env.into_iter().chain(self.exec.env.clone()));
-        spec.timeout = self.exec.timeout;
-        (spec, self.stdin())
-    }
-}
 
 /// A run without a result.
 struct Failed {
-    /// How the command ended. With `exited`, the step after the command failed.
-    cause: Cause,
+    /// Why the run was interrupted. `None` if one of its steps failed.
+    interrupted: Option<Cause>,
     error: ServiceError,
 }
 
 impl From<ServiceError> for Failed {
     fn from(error: ServiceError) -> Self {
-        Self { cause: Cause::StartFailed, error }
+        Self { interrupted: None, error }
+    }
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        ServiceError::from(error).into()
     }
 }
 
 impl Failed {
-    /// A step after the command failed.
-    fn after(self, end: End) -> Self {
-        let cause = if self.cause == Cause::StartFailed { end.cause } else { self.cause };
-        Self { cause, ..self }
-    }
-
     fn client_gone() -> Self {
         let error = ServiceError::internal("the client of a run is gone");
-        Self { cause: Cause::ClientGone, error }
+        Self { interrupted: Some(Cause::ClientGone), error }
+    }
+
+    fn server_stopping() -> Self {
+        Self { interrupted: Some(Cause::ServerStopping), error: ServiceError::stopping() }
     }
 }
 
@@ -191,6 +107,7 @@ impl Service {
             interrupt,
             progress: request.progress.clone(),
             phase_began: Instant::now(),
+            command_ended: None,
         };
         let task = tokio::spawn(async move { steps.run_and_log(request, sink).await });
         task.await.map_err(ServiceError::internal)?
@@ -208,6 +125,8 @@ struct Steps {
     interrupt: CancellationToken,
     progress: Progress,
     phase_began: Instant,
+    /// How the command ended, even if a step after it fails.
+    command_ended: Option<End>,
 }
 
 /// The result of the command, before teardown.
@@ -229,12 +148,12 @@ impl Steps {
                 let id = session.id().clone();
                 (Some(id), self.use_box(session, slot, request, &sink).await)
             }
-            Err(why) => (None, Err(why)),
+            Err(failed) => (None, Err(failed)),
         };
         let duration = started.elapsed();
         let (cause, exit_code, code) = match &result {
             Ok(output) => (output.end.cause, Some(output.end.code()), None),
-            Err(failed) => (failed.cause, None, Some(failed.error.code)),
+            Err(failed) => (self.cause(failed), None, Some(failed.error.code)),
         };
         self.service.journal.record(&LogEvent::RunEnded {
             box_id: box_id.as_ref().map(BoxId::as_str),
@@ -248,6 +167,12 @@ impl Steps {
         result.map(|output| RunOutput { duration, ..output }).map_err(|failed| failed.error)
     }
 
+    /// How the command of a failed run ended. With `exited`, a step after the command failed.
+    fn cause(&self, failed: &Failed) -> Cause {
+        let of_command = self.command_ended.map(|end| end.cause);
+        failed.interrupted.or(of_command).unwrap_or(Cause::StartFailed)
+    }
+
     /// Makes the box on a thread that lives as long as the server: the kernel kills a keeper
     /// when the *thread* that created it exits (`PR_SET_PDEATHSIG`, prctl(2)).
     async fn make_box(
@@ -258,8 +183,7 @@ impl Steps {
         self.progress.set("creating the box");
         let engine = Arc::clone(&self.service.engine);
         // Not interruptible: once the box exists, it must be torn down.
-        let made = self.service.creators.call(move || engine.run(&spec, stdin)).await;
-        let session = made.map_err(ServiceError::from)?;
+        let session = self.service.creators.call(move || engine.run(&spec, stdin)).await?;
         self.service.journal.record_box_notes(session.notes());
         self.end_phase(Phase::Create);
         self.progress.set("starting the box");
@@ -278,16 +202,14 @@ impl Steps {
         let finished = self.run_command(&mut session, slot, request, sink).await;
         self.progress.set("ending the box");
         if let Err(failed) = &finished {
-            session.kill(End::killed(failed.cause));
+            session.kill(End::killed(self.cause(failed)));
         }
         let torn_down = self.tear_down(session).await;
         let Finished { end, mut streams, collected } = finished?;
-        let of_box = torn_down.map_err(|error| Failed::from(error).after(end))?;
+        let end = end.with_oom(torn_down?.oom);
         // Every process that could write is dead. Read what is left in the pipes.
         streams.read_to_end(sink).await;
-        let captured = streams.into_captured();
-        let [stdout, stderr] = captured.map_err(|error| Failed::from(error).after(end))?;
-        let end = end.with_oom(of_box.oom);
+        let [stdout, stderr] = streams.into_captured()?;
         Ok(RunOutput { id, end, stdout, stderr, collected, duration: Duration::ZERO })
     }
 
@@ -303,23 +225,20 @@ impl Steps {
             let (end, streams) = self.relay(session, &mut request, sink).await?;
             return Ok(Finished { end, streams, collected: None });
         }
-        let id = session.id().clone();
+        let (id, service) = (session.id().clone(), self.service.clone());
         if !request.files.is_empty() {
             let (of, inputs) = (id.clone(), std::mem::take(&mut request.files));
-            let service = self.service.clone();
             let put = service.call(move |engine| files::put(engine, &of, inputs));
             self.copy(session, put).await?;
         }
         let (of, exec, stdin) = (id.clone(), request.exec.clone(), request.stdin());
-        let mut exec = self.service.call(move |engine| engine.exec(&of, &exec, stdin)).await?;
+        let mut exec = service.call(move |engine| engine.exec(&of, &exec, stdin)).await?;
         let (end, streams) = self.relay(&mut exec, &mut request, sink).await?;
         drop(exec);
         let collected = match request.collect {
             Some(collect) if end.cause != Cause::KeeperLost => {
-                let service = self.service.clone();
                 let collect = service.call(move |engine| collect(engine, &id, end));
-                let collected = self.copy(session, collect).await;
-                Some(collected.map_err(|failed| failed.after(end))?)
+                Some(self.copy(session, collect).await?)
             }
             Some(_) | None => None,
         };
@@ -328,19 +247,9 @@ impl Steps {
 
     /// Waits until the keeper reports that the box is made.
     async fn until_made(&self, session: &mut Session, slot: CreateSlot) -> Result<(), Failed> {
-        let events = Events::of(session.events_fd())?;
-        let keeper = session.keeper().map_err(ServiceError::from)?;
+        let keeper = session.keeper()?;
         let made = async {
-            match events.next(|| session.next_event()).await? {
-                Event::Started => Ok(()),
-                Event::Failed(error) => Err(ServiceError::from(error)),
-                Event::Terminal(_) | Event::Ended(_) => {
-                    let message = "the box was ended before its command started";
-                    Err(ServiceError::unavailable("box_ended", message))
-                }
-            }
-        };
-        let made = async {
+            let made = relay::started(session);
             tokio::pin!(made);
             let soon = tokio::time::timeout(SLOT_HELD_MAX, &mut made).await;
             drop(slot);
@@ -349,31 +258,28 @@ impl Steps {
                 Err(_elapsed) => made.await,
             }
         };
-        let made = tokio::time::timeout(CREATE_TIMEOUT, made);
         let made = async {
             tokio::select! {
-                made = made => made,
-                never = self.report_slow_start(&keeper) => match never {},
+                made = made => made.map(drop),
+                error = self.watch_slow_start(&keeper) => Err(error),
             }
         };
-        match self.unless_interrupted(made).await? {
-            Ok(made) => made?,
-            Err(_elapsed) => {
-                return Err(ServiceError::internal("the box was not made in time").into());
-            }
-        }
+        self.unless_interrupted(made).await??;
         self.progress.set("running the command");
         Ok(())
     }
 
-    /// Names the system call that a box which is slow to start waits in.
-    async fn report_slow_start(&self, keeper: &Keeper) -> Infallible {
-        loop {
+    /// Names the system call that a box which is slow to start waits in. Returns an error when the
+    /// box is too late.
+    async fn watch_slow_start(&self, keeper: &Keeper) -> ServiceError {
+        let until = Instant::now() + CREATE_TIMEOUT;
+        while Instant::now() < until {
             tokio::time::sleep(SLOW_AFTER).await;
             if let Some(call) = keeper.system_call() {
                 self.progress.set(format!("starting the box: its keeper is in {call}"));
             }
         }
+        ServiceError::internal("the box was not made in time")
     }
 
     /// Passes input and output until the command ends.
@@ -398,6 +304,7 @@ impl Steps {
         if end.cause == Cause::ClientGone {
             return Err(Failed::client_gone());
         }
+        self.command_ended = Some(end);
         self.end_phase(Phase::Run);
         Ok((end, streams))
     }
@@ -415,11 +322,11 @@ impl Steps {
             Ok(Ok(copied)) => return Ok(copied?),
             Ok(Err(_elapsed)) => {
                 let message = "the box did not copy its files in time";
-                Failed::from(ServiceError::invalid("files_stalled", message))
+                ServiceError::invalid("files_stalled", message).into()
             }
             Err(failed) => failed,
         };
-        session.kill(End::killed(failed.cause));
+        session.kill(End::killed(self.cause(&failed)));
         copy.await.ok();
         Err(failed)
     }
@@ -428,80 +335,32 @@ impl Steps {
         tokio::select! {
             done = step => Ok(done),
             () = self.interrupt.cancelled() => {
-                Err(if self.service.shutdown.is_killing() {
-                    Failed { cause: Cause::ServerStopping, error: ServiceError::stopping() }
-                } else {
-                    Failed::client_gone()
-                })
+                let is_killing = self.service.shutdown.is_killing();
+                Err(if is_killing { Failed::server_stopping() } else { Failed::client_gone() })
             }
         }
     }
 
-    /// Ends the box, again and again until the bound has passed. A box that cannot be ended
-    /// stays on record as `stuck`: the keeper watch notices its end, and every sweep retries it.
-    async fn tear_down(&mut self, mut session: Session) -> Result<End, ServiceError> {
-        let service = self.service.clone();
-        let started = Instant::now();
-        let ended = loop {
-            let ended;
-            (session, ended) = try_end(&service, session).await;
-            let left = ENDED_WITHIN.saturating_sub(started.elapsed());
-            match ended {
-                Ok(end) => break Ok(end),
-                Err(error) if left.is_zero() => break Err(error),
-                Err(_not_yet) => {
-                    let keeper = session.keeper()?;
-                    service.until_dead(keeper.as_fd(), left).await?;
-                    tokio::time::sleep(TRY_AGAIN.min(left)).await;
-                }
-            }
+    /// Ends the box. If it cannot be ended, it stays on record as `stuck`: the keeper watch notices
+    /// its end, and every sweep tries it again.
+    async fn tear_down(&mut self, session: Session) -> Result<End, ServiceError> {
+        self.phase_began = Instant::now();
+        let (session, ended) = self.service.end_session(session).await;
+        self.end_phase(Phase::Teardown);
+        let error = match ended {
+            Ok(end) => return Ok(end),
+            Err(error) => ServiceError::from(error),
         };
-        service.metrics.observe(Phase::Teardown, started.elapsed());
-        ended.map_err(|error| self.stuck(&session, error))
-    }
-
-    fn stuck(&mut self, session: &Session, error: Error) -> ServiceError {
-        let id = session.id();
-        let admitted = self.admitted.take().map(Admitted::without_turn);
+        let (id, admitted) = (session.id(), self.admitted.take().map(Admitted::without_turn));
         if let Ok(keeper) = session.keeper() {
             self.service.watch.add(id.clone(), keeper, admitted);
         }
-        let error = ServiceError::from(error);
-        let why = error.detail.as_deref().unwrap_or(&error.message);
-        let of = (id.as_str(), self.caller.tenant.key());
-        let request_id = Some(&*self.caller.request_id);
-        self.service.journal.record(&LogEvent::stuck(of, request_id, why));
-        error
+        self.service.note_stuck(&self.caller, (id, self.caller.tenant.key()), &error);
+        Err(error)
     }
 
     fn end_phase(&mut self, phase: Phase) {
         let began = std::mem::replace(&mut self.phase_began, Instant::now());
         self.service.metrics.observe(phase, began.elapsed());
-    }
-}
-
-async fn try_end(service: &Service, mut session: Session) -> (Session, Result<End, Error>) {
-    service
-        .workers
-        .call(move || {
-            let ended = session.try_end(TRY_TIMEOUT);
-            (session, ended)
-        })
-        .await
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_run_with_files_makes_a_box_without_a_command() {
-        let exec = ExecSpec::of(["/bin/cat", "a.txt"]);
-        let mut request = RunRequest::<()>::new(Spec::of(Vec::new()), exec, 0);
-        assert_eq!(request.box_spec().0.command, ["/bin/cat", "a.txt"]);
-        request.files.push(InputFile::new("a.txt", b"hello".to_vec()).expect("a path"));
-        let spec = request.box_spec().0;
-        assert!(spec.command.is_empty());
-        assert_eq!(spec.labels[RUN_LABEL], "cat");
     }
 }

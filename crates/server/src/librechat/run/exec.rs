@@ -18,8 +18,8 @@ use crate::librechat::tools::calls::{self, Call};
 use crate::librechat::tools::request::ToolLanguage;
 use crate::store::id::Id;
 use crate::store::owner::{Principal, Resource};
-use crate::work::relay::{OutputSink, PastLimit};
-use crate::work::run::{Collect, RunRequest};
+use crate::work::output::{OutputSink, PastLimit};
+use crate::work::run_request::{Collect, RunRequest};
 
 /// The body of a request. Unknown fields are ignored: clients of all ages send them.
 #[derive(Debug, Deserialize)]

@@ -25,7 +25,8 @@ use crate::store::owner::Principal;
 use crate::work::create::CreateRequest;
 use crate::work::exec::Fed;
 use crate::work::files::{self, InputFile};
-use crate::work::relay::{Input, OutputSink, PastLimit};
+use crate::work::output::{OutputSink, PastLimit};
+use crate::work::relay::Input;
 
 const HINT_BYTES_MAX: usize = 128;
 /// How much longer a lease is than an execution may take.

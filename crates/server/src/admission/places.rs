@@ -1,0 +1,121 @@
+//! The places of boxes: every box that exists or is being created has one, with what it was
+//! promised.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tare_engine::{BoxId, Engine, GaugedUse};
+use tokio::sync::Notify;
+
+use crate::admission::Work;
+use crate::admission::promise::{Party, Promise};
+
+/// What each box uses that exists.
+pub type UseOfBoxes = BTreeMap<PlaceNumber, GaugedUse>;
+
+pub type PlaceNumber = u64;
+
+/// Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub struct Places(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    taken: Mutex<Taken>,
+    /// Notified when a place is free again.
+    released: Notify,
+}
+
+/// The places that are taken.
+#[derive(Debug, Default)]
+pub struct Taken {
+    boxes: BTreeMap<PlaceNumber, Occupant>,
+    next: PlaceNumber,
+}
+
+#[derive(Debug)]
+struct Occupant {
+    work: Work,
+    promise: Promise,
+    /// `None` while the box is being created.
+    id: Option<BoxId>,
+}
+
+/// The place of one box, until it is dropped.
+#[derive(Debug)]
+pub struct Place {
+    of: Places,
+    number: PlaceNumber,
+}
+
+impl Places {
+    /// Locks the places, so that a check and a [`Places::take`] after it are one step.
+    pub fn lock(&self) -> MutexGuard<'_, Taken> {
+        self.0.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a place for a box. `id` is `None` if the box is still to be created.
+    pub fn take(
+        &self,
+        taken: &mut Taken,
+        work: Work,
+        promise: Promise,
+        id: Option<BoxId>,
+    ) -> Place {
+        let number = taken.next;
+        taken.next += 1;
+        taken.boxes.insert(number, Occupant { work, promise, id });
+        Place { of: self.clone(), number }
+    }
+
+    /// Returns when a place is free again.
+    pub async fn released(&self) {
+        self.0.released.notified().await;
+    }
+
+    /// Reads what each box uses. Takes a system call or more for each.
+    pub fn measure_use(&self, engine: &Engine) -> UseOfBoxes {
+        let taken = self.lock();
+        let ids = taken.boxes.iter().filter_map(|(number, it)| Some((*number, it.id.clone()?)));
+        let ids: Vec<(PlaceNumber, BoxId)> = ids.collect();
+        drop(taken);
+        ids.into_iter().map(|(number, id)| (number, engine.gauged_use(&id))).collect()
+    }
+}
+
+impl Taken {
+    pub fn count(&self) -> u64 {
+        self.boxes.len() as u64
+    }
+
+    /// How many boxes are being created.
+    pub fn in_creation(&self) -> u64 {
+        self.boxes.values().filter(|it| it.id.is_none()).count() as u64
+    }
+
+    /// Returns all boxes, with what each uses if that is known.
+    pub fn parties(&self, used: &UseOfBoxes) -> Vec<Party> {
+        let party = |(number, it): (&PlaceNumber, &Occupant)| Party {
+            work: it.work,
+            promise: it.promise,
+            used: used.get(number).copied().unwrap_or_default(),
+        };
+        self.boxes.iter().map(party).collect()
+    }
+}
+
+impl Place {
+    /// The box is created: from now on, measurements contain its descriptors and what it uses.
+    pub fn made(&mut self, id: &BoxId) {
+        if let Some(occupant) = self.of.lock().boxes.get_mut(&self.number) {
+            occupant.id.get_or_insert_with(|| id.clone());
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.of.lock().boxes.remove(&self.number);
+        self.of.0.released.notify_one();
+    }
+}

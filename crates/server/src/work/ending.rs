@@ -1,0 +1,163 @@
+//! Ends boxes, and reports those that do not end. No thread waits for a box to die:
+//!
+//! ```text
+//! one attempt (a thread, a second for each step) -> ended
+//!        ^                \-> stuck, or busy -> wait for the keeper's pidfd (a task)
+//!        \------------------------------------------/  until the bound has passed
+//! ```
+//!
+//! A box that is not gone by then is stuck. It stays on record, and every sweep tries it again.
+
+use std::collections::HashSet;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tare_engine::{
+    BoxId, Context as _, End, Engine, Error, ErrorKind, Keeper, Session, State, Status,
+};
+use tokio::time::Instant;
+
+use crate::admission::Caller;
+use crate::error::{STUCK, ServiceError};
+use crate::fd;
+use crate::telemetry::LogEvent;
+use crate::work::Service;
+
+/// How long a box may take to die before a request reports that it is stuck.
+pub const ENDED_WITHIN: Duration = Duration::from_secs(10);
+/// The pause between two attempts to end a box.
+pub const TRY_AGAIN: Duration = Duration::from_millis(100);
+/// Bounds how long one attempt to end the box of a run holds its thread.
+const TRY_TIMEOUT: Duration = Duration::from_secs(1);
+
+impl Service {
+    /// Tries to end a box until it is gone, or the bound has passed.
+    pub async fn end_within(
+        &self,
+        caller: &Caller,
+        (id, key): (&BoxId, Option<&str>),
+        end: impl Fn(&Engine, &BoxId) -> Result<(), Error> + Clone + Send + 'static,
+    ) -> Result<(), ServiceError> {
+        let until = Instant::now() + ENDED_WITHIN;
+        loop {
+            let (of, end) = (id.clone(), end.clone());
+            let tried = self.call_to_end(move |engine| try_end(engine, &of, &end)).await?;
+            let Some((error, keeper)) = tried else {
+                return Ok(());
+            };
+            if Instant::now() >= until || !self.shutdown.is_serving() {
+                let error = ServiceError::from(error);
+                self.note_stuck(caller, (id, key), &error);
+                return Err(error);
+            }
+            self.pause_before_next_try(keeper.as_ref(), until).await?;
+        }
+    }
+
+    /// Tries to end the box of a run until it is gone, or the bound has passed. Returns the session
+    /// in any case: the keeper of a box that is stuck is still needed.
+    pub async fn end_session(&self, mut session: Session) -> (Session, Result<End, Error>) {
+        let until = Instant::now() + ENDED_WITHIN;
+        loop {
+            let ended;
+            let attempt = move || {
+                let ended = session.try_end(TRY_TIMEOUT);
+                (session, ended)
+            };
+            (session, ended) = self.workers.call(attempt).await;
+            if ended.is_ok() || Instant::now() >= until {
+                return (session, ended);
+            }
+            // If its keeper cannot be waited for, the next attempt comes at once.
+            self.pause_before_next_try(session.keeper().ok().as_ref(), until).await.ok();
+        }
+    }
+
+    /// Waits until the keeper is dead, and then a moment for its processes.
+    async fn pause_before_next_try(
+        &self,
+        keeper: Option<&Keeper>,
+        until: Instant,
+    ) -> Result<(), ServiceError> {
+        let left = || until.saturating_duration_since(Instant::now());
+        if let Some(keeper) = keeper {
+            self.until_dead(keeper.as_fd(), left()).await?;
+        }
+        tokio::time::sleep(TRY_AGAIN.min(left())).await;
+        Ok(())
+    }
+
+    /// Waits until a process is dead, this time has passed, or the server stops.
+    pub async fn until_dead(
+        &self,
+        process: BorrowedFd<'_>,
+        within: Duration,
+    ) -> Result<(), ServiceError> {
+        tokio::select! {
+            dead = fd::readable(process) => Ok(dead.context(|| "cannot wait for the box".into())?),
+            () = tokio::time::sleep(within) => Ok(()),
+            () = self.shutdown.draining() => Ok(()),
+        }
+    }
+
+    /// Logs that a request could not end a box, once for each box.
+    pub fn note_stuck(
+        &self,
+        caller: &Caller,
+        (id, key): (&BoxId, Option<&str>),
+        error: &ServiceError,
+    ) {
+        if error.code == STUCK {
+            self.stuck.known().insert(id.clone());
+            let request_id = Some(&*caller.request_id);
+            let stuck = LogEvent::stuck((id.as_str(), key), request_id, &error.message);
+            self.journal.record(&stuck);
+        }
+    }
+
+    /// Logs boxes that are stuck and were not before.
+    pub fn report_stuck(&self, boxes: &[Status]) {
+        for one in self.stuck.newly_stuck(boxes) {
+            let why = one.stuck_on.as_deref().unwrap_or("it cannot be ended");
+            let of = (one.id.as_str(), one.key.as_deref());
+            self.journal.record(&LogEvent::stuck(of, None, why));
+        }
+    }
+}
+
+/// Returns why the box is not ended, with its last process if there is one. `None` if it is.
+fn try_end(
+    engine: &Engine,
+    id: &BoxId,
+    end: &impl Fn(&Engine, &BoxId) -> Result<(), Error>,
+) -> Result<Option<(Error, Option<Keeper>)>, Error> {
+    match end(engine, id) {
+        Ok(()) => Ok(None),
+        Err(error) if matches!(error.kind(), ErrorKind::Stuck | ErrorKind::Busy) => {
+            let keeper = engine.keeper(id).ok().flatten();
+            Ok(Some((error, keeper)))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Boxes that were reported as stuck.
+#[derive(Debug, Default)]
+pub struct StuckBoxes(Mutex<HashSet<BoxId>>);
+
+impl StuckBoxes {
+    /// Returns the boxes that are stuck and were not before. Forgets those that are not.
+    fn newly_stuck<'a>(&self, boxes: &'a [Status]) -> Vec<&'a Status> {
+        let mut stuck: Vec<&Status> =
+            boxes.iter().filter(|one| one.state == State::Stuck).collect();
+        let now = stuck.iter().map(|one| one.id.clone()).collect();
+        let before = std::mem::replace(&mut *self.known(), now);
+        stuck.retain(|one| !before.contains(&one.id));
+        stuck
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashSet<BoxId>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

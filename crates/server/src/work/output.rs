@@ -1,0 +1,174 @@
+//! The output of a process: where it goes, and how the server reads it.
+
+use std::cell::RefCell;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tare_engine::Cause;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::mpsc;
+
+use crate::admission::bodies::Charge;
+use crate::work::outcome::Captured;
+use crate::work::recent_output::RecentOutput;
+
+/// The most that is read at a time: as much as a pipe holds.
+pub const CHUNK_BYTES: usize = 64 << 10;
+/// What a process wrote before its end is in its pipe, which cannot hold more (pipe(7)).
+/// Background processes that it left may write for ever.
+const LEFT_BYTES_MAX: usize = 1 << 20;
+
+/// Bytes of one stream, in the order of their writes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Chunk {
+    Stdout(Vec<u8>),
+    Stderr(Vec<u8>),
+}
+
+impl Chunk {
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Stdout(bytes) | Self::Stderr(bytes) => bytes,
+        }
+    }
+
+    /// Returns the chunk without its first bytes.
+    pub fn from(&self, start: usize) -> Self {
+        match self {
+            Self::Stdout(bytes) => Self::Stdout(bytes[start..].to_vec()),
+            Self::Stderr(bytes) => Self::Stderr(bytes[start..].to_vec()),
+        }
+    }
+}
+
+/// Where the output of a command goes.
+#[derive(Debug)]
+pub enum OutputSink {
+    /// Into [`Captured`].
+    Keep,
+    /// To a client that reads it as it comes. If the client takes nothing for this long, the
+    /// command is killed.
+    Pass { to: mpsc::Sender<Chunk>, patience: Duration },
+    /// To any number of readers, or none.
+    Remember(Arc<RecentOutput>),
+}
+
+impl OutputSink {
+    /// Waits for space for the next chunk, if the client reads slowly.
+    async fn place(&self) -> Result<Option<mpsc::Permit<'_, Chunk>>, Cause> {
+        match self {
+            Self::Keep | Self::Remember(_) => Ok(None),
+            Self::Pass { to, patience } => {
+                let place = tokio::time::timeout(*patience, to.reserve()).await;
+                let place = place.map_err(|_| Cause::ClientGone)?;
+                Ok(Some(place.map_err(|_| Cause::ClientGone)?))
+            }
+        }
+    }
+}
+
+/// What happens to a command that writes more than the server keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PastLimit {
+    /// The command goes on, and the rest is lost.
+    #[default]
+    Truncate,
+    Kill,
+}
+
+/// One output stream of a process.
+#[derive(Debug)]
+pub struct OutputPipe {
+    /// `None` at its end. Shared with the input if both are one terminal.
+    from: Option<Arc<AsyncFd<OwnedFd>>>,
+    pub captured: Captured,
+    /// How many more bytes are kept.
+    left: u64,
+    pub past_limit: PastLimit,
+    chunk: fn(Vec<u8>) -> Chunk,
+}
+
+impl OutputPipe {
+    pub fn new(
+        from: Option<Arc<AsyncFd<OwnedFd>>>,
+        bytes_max: u64,
+        charge: Charge,
+        chunk: fn(Vec<u8>) -> Chunk,
+    ) -> Self {
+        let captured = Captured::new(charge);
+        Self { from, captured, left: bytes_max, past_limit: PastLimit::Truncate, chunk }
+    }
+
+    /// Reads until the end, or until the command must end for this cause. Nothing is lost if
+    /// this future is dropped: the place for the bytes is reserved before they are read.
+    pub async fn read(&mut self, output: &OutputSink) -> Result<(), Cause> {
+        while let Some(from) = self.from.clone() {
+            let place = output.place().await?;
+            // A terminal whose other side is closed returns EIO.
+            match from.async_io(Interest::READABLE, read_chunk).await {
+                Ok(bytes) if !bytes.is_empty() => self.take(bytes, output, place),
+                Ok(_) | Err(_) => self.from = None,
+            }
+            let is_past_limit = self.captured.truncated && self.past_limit == PastLimit::Kill;
+            if is_past_limit || self.captured.refused.is_some() {
+                return Err(Cause::OutputLimit);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what is in the pipe now. Does not wait for more.
+    pub async fn read_left(&mut self, output: &OutputSink) -> Result<(), Cause> {
+        let mut total = 0;
+        while let Some(from) = self.from.clone() {
+            let place = output.place().await?;
+            match read_chunk(from.get_ref()) {
+                Ok(bytes) if !bytes.is_empty() && total < LEFT_BYTES_MAX => {
+                    total += bytes.len();
+                    self.take(bytes, output, place);
+                }
+                Ok(_) | Err(_) => self.from = None,
+            }
+        }
+        Ok(())
+    }
+
+    /// Passes bytes on or keeps them. Bytes beyond the limit are dropped, so that the command does
+    /// not block.
+    fn take(
+        &mut self,
+        mut bytes: Vec<u8>,
+        output: &OutputSink,
+        place: Option<mpsc::Permit<'_, Chunk>>,
+    ) {
+        if let OutputSink::Remember(recent) = output {
+            return recent.add((self.chunk)(bytes));
+        }
+        let wanted = bytes.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
+        self.left -= wanted as u64;
+        self.captured.truncated |= wanted < bytes.len();
+        bytes.truncate(wanted);
+        match place {
+            _ if bytes.is_empty() => {}
+            Some(place) => place.send((self.chunk)(bytes)),
+            None => self.captured.add(&bytes),
+        }
+    }
+}
+
+thread_local! {
+    /// Shared by all pipes that a thread of the runtime reads. So a process that writes nothing
+    /// needs no buffer.
+    static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; CHUNK_BYTES]);
+}
+
+/// Reads what is there, without waiting. Empty at the end.
+fn read_chunk(fd: &OwnedFd) -> io::Result<Vec<u8>> {
+    BUFFER.with_borrow_mut(|buffer| {
+        let count = rustix::io::read(fd, &mut buffer[..])?;
+        Ok(buffer[..count].to_vec())
+    })
+}
