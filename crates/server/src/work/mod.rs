@@ -10,6 +10,7 @@ pub mod cursor;
 pub mod ending;
 pub mod events;
 pub mod exec;
+pub mod file_error;
 pub mod files;
 pub mod idempotency;
 pub mod languages;
