@@ -1,22 +1,20 @@
-//! `/v1/boxes`: boxes that live on, as `tare ls --json` shows them.
+//! `/v1/boxes`: boxes that live on, as `tare ls --json` shows them: create, list, inspect, remove.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use tare_engine::spec::Spec;
-use tare_engine::{BoxFilter, Cause, Condition, DetachOptions, Details, End, Status, Usage};
+use tare_engine::{BoxFilter, Condition, DetachOptions, Details, Status, Usage};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::admission::{Caller, quota};
 use crate::api::openapi::{ARGUMENTS_MAX, BoxPath, VARIABLES_MAX};
 use crate::config::Config;
 use crate::error::ServiceError;
-use crate::http::extract::{Json, JsonWithBytes, Path, Query, at_most, texts_at_most};
-use crate::http::{Http, request_log};
+use crate::http::extract::{JsonWithBytes, Path, Query, at_most, texts_at_most};
 use crate::work::Service;
 use crate::work::boxes::BoxPage;
 use crate::work::create::CreateRequest;
@@ -24,7 +22,6 @@ use crate::work::idempotency::{self, Keyed};
 use crate::work::spec::{self, BoxFields, LimitsRequest, NetworkRequest};
 
 const LIST_DEFAULT: usize = 1000;
-const GRACE: Duration = Duration::from_secs(10);
 
 /// A box that lives on by itself.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -97,40 +94,6 @@ pub struct RemoveQuery {
     /// Whether to remove a running box.
     #[serde(default)]
     pub force: bool,
-}
-
-#[derive(Debug, Default, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct StopRequest {
-    /// The time for the command to stop; by default 10 s.
-    pub grace_ms: Option<u64>,
-}
-
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct LeaseRequest {
-    /// From now on.
-    #[schema(minimum = 1, exclusive_maximum = 3155760000000u64)]
-    pub lease_ms: u64,
-}
-
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct WaitQuery {
-    /// How long to wait at most. Default: as configured, 30 s.
-    #[param(minimum = 1)]
-    pub timeout_ms: Option<u64>,
-}
-
-#[derive(Debug, Default, Serialize, ToSchema)]
-pub struct Waited {
-    /// False if the box was still running after `timeout_ms`.
-    pub ended: bool,
-    pub exit_code: Option<u8>,
-    #[schema(value_type = Option<String>)]
-    pub cause: Option<Cause>,
-    pub oom: bool,
 }
 
 /// Create a box
@@ -269,35 +232,6 @@ pub async fn stats(
     Ok(axum::Json(service.usage(&caller, id).await?))
 }
 
-/// Wait for the end of a box
-///
-/// Responds with how the box ended, even if it has been removed since.
-#[utoipa::path(
-    get,
-    path = "/v1/boxes/{id}/wait",
-    tag = "boxes",
-    params(BoxPath, WaitQuery),
-    responses((status = 200, body = Waited))
-)]
-pub async fn wait(
-    State(service): State<Service>,
-    State(http): State<Http>,
-    Extension(caller): Extension<Caller>,
-    Path(BoxPath { id }): Path<BoxPath>,
-    Query(query): Query<WaitQuery>,
-) -> Result<axum::Json<Waited>, ServiceError> {
-    let within = spec::timeout(query.timeout_ms, &service.config().limits)?;
-    request_log::hold_stream(&http)?;
-    let ended = service.wait(&caller, id, within).await?;
-    Ok(axum::Json(ended.map_or_else(Waited::default, Waited::of)))
-}
-
-impl Waited {
-    fn of(end: End) -> Self {
-        Self { ended: true, exit_code: Some(end.code()), cause: Some(end.cause), oom: end.oom }
-    }
-}
-
 /// Remove a box
 ///
 /// Answers when nothing of it is left. A box that cannot be ended gets 503 `stuck`, with
@@ -317,81 +251,4 @@ pub async fn remove(
 ) -> Result<StatusCode, ServiceError> {
     service.remove(&caller, id, query.force).await?;
     Ok(StatusCode::NO_CONTENT)
-}
-
-/// Stop a box: SIGTERM, a grace, then SIGKILL
-///
-/// Answers when nothing of it but its record is left. A box that cannot be ended gets 503
-/// `stuck`, with the step that failed; the server tries again.
-#[utoipa::path(
-    post,
-    path = "/v1/boxes/{id}/stop",
-    tag = "boxes",
-    params(BoxPath),
-    request_body = Option<StopRequest>,
-    responses((status = 200, body = Status))
-)]
-pub async fn stop(
-    State(service): State<Service>,
-    Extension(caller): Extension<Caller>,
-    Path(BoxPath { id }): Path<BoxPath>,
-    request: Option<Json<StopRequest>>,
-) -> Result<axum::Json<Status>, ServiceError> {
-    let grace_ms = request.and_then(|Json(request)| request.grace_ms);
-    let grace = grace_ms.map_or(GRACE, Duration::from_millis);
-    if grace > service.config().limits.timeout_max.0 {
-        return Err(ServiceError::invalid("invalid", "grace_ms: it is too long"));
-    }
-    Ok(axum::Json(service.stop(&caller, id, grace).await?))
-}
-
-/// Freeze every process of a box
-#[utoipa::path(
-    post,
-    path = "/v1/boxes/{id}/pause",
-    tag = "boxes",
-    params(BoxPath),
-    responses((status = 200, body = Status))
-)]
-pub async fn pause(
-    State(service): State<Service>,
-    Extension(caller): Extension<Caller>,
-    Path(BoxPath { id }): Path<BoxPath>,
-) -> Result<axum::Json<Status>, ServiceError> {
-    Ok(axum::Json(service.pause(&caller, id).await?))
-}
-
-/// Let a paused box go on
-#[utoipa::path(
-    post,
-    path = "/v1/boxes/{id}/resume",
-    tag = "boxes",
-    params(BoxPath),
-    responses((status = 200, body = Status))
-)]
-pub async fn resume(
-    State(service): State<Service>,
-    Extension(caller): Extension<Caller>,
-    Path(BoxPath { id }): Path<BoxPath>,
-) -> Result<axum::Json<Status>, ServiceError> {
-    Ok(axum::Json(service.resume(&caller, id).await?))
-}
-
-/// Give a box another lease
-#[utoipa::path(
-    post,
-    path = "/v1/boxes/{id}/lease",
-    tag = "boxes",
-    params(BoxPath),
-    request_body = LeaseRequest,
-    responses((status = 200, body = Status))
-)]
-pub async fn lease(
-    State(service): State<Service>,
-    Extension(caller): Extension<Caller>,
-    Path(BoxPath { id }): Path<BoxPath>,
-    Json(request): Json<LeaseRequest>,
-) -> Result<axum::Json<Status>, ServiceError> {
-    let lease = spec::lease(Some(request.lease_ms), &service.config().limits)?;
-    Ok(axum::Json(service.set_lease(&caller, id, lease).await?))
 }

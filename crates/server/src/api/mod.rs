@@ -5,6 +5,7 @@ mod boxes;
 mod events;
 mod exec;
 mod files;
+mod lifecycle;
 mod logs;
 mod openapi;
 mod operate;
@@ -40,12 +41,12 @@ pub fn router(app: &AppState, others: Router<AppState>) -> Router {
         .routes(routes!(run::run))
         .routes(routes!(boxes::create, boxes::list))
         .routes(routes!(boxes::inspect, boxes::remove))
-        .routes(routes!(boxes::stop))
-        .routes(routes!(boxes::pause))
-        .routes(routes!(boxes::resume))
-        .routes(routes!(boxes::lease))
+        .routes(routes!(lifecycle::stop))
+        .routes(routes!(lifecycle::pause))
+        .routes(routes!(lifecycle::resume))
+        .routes(routes!(lifecycle::lease))
         .routes(routes!(boxes::stats))
-        .routes(routes!(boxes::wait))
+        .routes(routes!(lifecycle::wait))
         .routes(routes!(exec::exec))
         .routes(routes!(terminal::open))
         .routes(routes!(processes::inspect))

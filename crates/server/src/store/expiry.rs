@@ -5,10 +5,10 @@ use std::time::Duration;
 use tare_engine::Timestamp;
 
 use crate::error::ServiceError;
-use crate::store::directory::SessionFiles;
 use crate::store::id::Id;
 use crate::store::object::Object;
 use crate::store::quota::Usage;
+use crate::store::session_files::SessionFiles;
 use crate::store::{Store, locked};
 
 /// A sweep reads every record, so there are few sweeps in the life of a file.

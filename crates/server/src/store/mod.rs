@@ -17,6 +17,7 @@
 //! operation may wait for the disk: call it on a worker thread.
 
 mod directory;
+mod entries;
 mod expiry;
 pub mod id;
 mod media_type;
@@ -25,6 +26,7 @@ mod object;
 pub mod open;
 pub mod owner;
 mod quota;
+mod session_files;
 
 use std::fs::File;
 use std::path::Path;

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use tare_engine::Timestamp;
 
 use crate::error::ServiceError;
-use crate::store::directory::IoContext;
+use crate::store::entries::IoContext;
 use crate::store::id::Id;
 use crate::store::object::{ContentHash, Meta, Object};
 use crate::store::owner::Owner;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tare_engine::{
-    Audit, BoxFilter, BoxId, Changes, Details, End, Engine, Error, ErrorKind, Looked, State, Status,
-    Swept, Usage,
+    Audit, BoxFilter, BoxId, Changes, Details, End, Engine, Error, ErrorKind, Looked, State,
+    Status, Swept, Usage,
 };
 use tokio::time::Instant;
 

@@ -17,8 +17,8 @@ use crate::admission::{Caller, Turn};
 use crate::error::ServiceError;
 use crate::work::Service;
 use crate::work::outcome::RunOutput;
-use crate::work::processes::ExecProcess;
 use crate::work::output::{OutputSink, PastLimit};
+use crate::work::processes::ExecProcess;
 use crate::work::relay::{self, Input, ProcessControl, Streams};
 
 /// How long a keeper may take to start a process.
