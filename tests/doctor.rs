@@ -189,6 +189,23 @@ fn doctor_and_run_name_the_filter_of_the_box_that_they_are_in() {
 }
 
 #[test]
+fn doctor_promises_no_limit_that_a_box_would_not_get() {
+    if !is_root() {
+        skip!("it takes root to hide the cgroups");
+    }
+    let tare = tare!();
+    let enter = r#"unshare --mount sh -c '
+        mount -t tmpfs hiding /sys/fs/cgroup && exec "$@"' sh "$@""#;
+    inside(&tare, enter, "run --memory 64m -- true").exited(125).said(&["cannot enforce"]);
+    let doctor = inside(&tare, enter, "doctor").ok();
+    let text = doctor.stdout_text();
+    assert!(
+        text.contains(", pids can be limited; a limit") && !text.contains("memory, "),
+        "{doctor}"
+    );
+}
+
+#[test]
 fn doctor_answers_when_a_lock_of_the_state_root_is_not_released() {
     let tare = tare!();
     tare.run(["--quiet", "--", "true"]).ok();

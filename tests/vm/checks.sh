@@ -317,7 +317,7 @@ without_cgroups_boxes_still_end_whole() {
     expect 0 "no writable cgroup here" tare run -- true
     expect 125 "cannot enforce the memory limit" tare run --memory 64m -- true
     expect 124 "" tare run --timeout 1s -- sh -c 'setsid sleep 1000 & setsid sleep 1000 & wait'
-    expect 0 "none, no controller" tare doctor
+    expect 0 "none, pids can be limited" tare doctor
 }
 
 . /etc/vm/living

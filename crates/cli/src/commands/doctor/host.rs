@@ -1,36 +1,28 @@
-//! What a host says of itself: small files below `/proc`, `/sys` and `/etc`.
+//! What a host says of itself: small files below `/proc` and `/sys`.
 
 use std::fs;
 use std::path::PathBuf;
 
-/// A host's root directory; `/` but in tests.
+/// The files below `/`, or below another directory in tests.
 #[derive(Debug)]
-pub struct Host {
+pub struct HostFiles {
     root: PathBuf,
 }
 
-impl Host {
-    pub fn new(root: impl Into<PathBuf>) -> Self {
+impl HostFiles {
+    pub fn below(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    fn path(&self, path: &str) -> PathBuf {
-        self.root.join(path.trim_start_matches('/'))
-    }
-
-    /// The trimmed content; `None` when it cannot be read.
+    /// Returns the trimmed text of a file; `None` if it cannot be read.
     pub fn read(&self, path: &str) -> Option<String> {
-        let text = fs::read_to_string(self.path(path)).ok()?;
+        let text = fs::read_to_string(self.root.join(path.trim_start_matches('/'))).ok()?;
         Some(text.trim().to_owned())
     }
 
-    pub fn number(&self, path: &str) -> Option<u64> {
-        self.read(path)?.parse().ok()
-    }
-
-    /// A value below `/proc/sys`, named as sysctl(8) names it.
+    /// Returns a value below `/proc/sys`, named as sysctl(8) names it.
     pub fn sysctl(&self, name: &str) -> Option<u64> {
-        self.number(&format!("/proc/sys/{}", name.replace('.', "/")))
+        self.read(&format!("/proc/sys/{}", name.replace('.', "/")))?.parse().ok()
     }
 
     pub fn kernel(&self) -> Option<Version> {
@@ -43,7 +35,7 @@ impl Host {
 pub struct Version(pub u32, pub u32, pub u32);
 
 impl Version {
-    pub fn parse(release: &str) -> Option<Self> {
+    fn parse(release: &str) -> Option<Self> {
         let numbers = release.split(|c: char| !c.is_ascii_digit() && c != '.').next()?;
         let mut parts = numbers.split('.').map(str::parse);
         let major = parts.next()?.ok()?;

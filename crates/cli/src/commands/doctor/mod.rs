@@ -1,17 +1,17 @@
 //! `tare doctor`: checks what this host can do, and says what tare does about the rest.
 //!
-//! One line for each thing: what it is, whether the host has it, and what tare does
-//! about it. Whether boxes can be made is not read from those: doctor makes one.
+//! Each check is a row of a table: a title, and a function that says what it found and what tare
+//! does about it. No row decides whether boxes can be made. Doctor makes one instead.
 
 use clap::Args;
 use serde::Serialize;
-use tare_engine::Error;
+use tare_engine::{Error, Host as EngineHost};
 
-use crate::commands::doctor::host::Host;
+use self::host::HostFiles;
+use self::trial::Trial;
 use crate::context::Context;
-use crate::error::{print_json, print_result};
+use crate::error::{cause_and_hint, one_line, print_json, print_result};
 
-mod cgroups;
 mod hardening;
 mod host;
 mod requirements;
@@ -21,8 +21,9 @@ const NO_BOXES: u8 = 1;
 
 /// Check what this host can do, and say what tare does about each missing feature
 ///
-/// Creates one box and ends it, within 10 s. Exits with 0 if that succeeded, otherwise with 1. Changes
-/// nothing else on the host.
+/// Creates a box and ends it, within 10 s. Where the kernel cannot enforce all limits, creates
+/// one box for each of them, to find out which ones it can. Exits with 0 if a box could be
+/// created, otherwise with 1. Changes nothing else on the host.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
     /// Print one JSON object instead of a table
@@ -32,32 +33,49 @@ pub struct DoctorArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Status {
+enum Status {
     Ok,
     Missing,
     Warn,
 }
 
+/// What a check found, and what tare does about it.
+struct Answer {
+    status: Status,
+    found: String,
+    tare: String,
+}
+
+fn ok(found: impl Into<String>, tare: impl Into<String>) -> Answer {
+    Answer { status: Status::Ok, found: found.into(), tare: tare.into() }
+}
+
+fn warn(found: impl Into<String>, tare: impl Into<String>) -> Answer {
+    Answer { status: Status::Warn, found: found.into(), tare: tare.into() }
+}
+
+fn missing(found: impl Into<String>, tare: impl Into<String>) -> Answer {
+    Answer { status: Status::Missing, found: found.into(), tare: tare.into() }
+}
+
+/// A title, and a check that returns `None` if there is nothing to say.
+type Row = (&'static str, fn(&Probe) -> Option<Answer>);
+
+/// What the checks look at.
+struct Probe {
+    files: HostFiles,
+    engine: EngineHost,
+    trial: Trial,
+}
+
 #[derive(Debug, Serialize)]
-pub struct Check {
-    what: String,
+struct Check {
+    what: &'static str,
     status: Status,
     found: String,
     /// What tare does about it.
     tare: String,
     prevents_boxes: bool,
-}
-
-impl Check {
-    fn new(what: &str, status: Status, found: impl Into<String>, tare: &str) -> Self {
-        Self {
-            what: what.to_owned(),
-            status,
-            found: found.into(),
-            tare: tare.to_owned(),
-            prevents_boxes: false,
-        }
-    }
 }
 
 #[derive(Debug, Serialize)]
@@ -67,7 +85,9 @@ struct Diagnosis {
 }
 
 pub fn run(args: &DoctorArgs, context: &Context) -> Result<u8, Error> {
-    let diagnosis = diagnose(&Host::new("/"), trial::check(context));
+    let trial = trial::make_boxes(context);
+    let diagnosis =
+        diagnose(&Probe { files: HostFiles::below("/"), engine: EngineHost::probe(), trial });
     if args.json {
         print_json(&diagnosis)?
     } else {
@@ -76,26 +96,42 @@ pub fn run(args: &DoctorArgs, context: &Context) -> Result<u8, Error> {
     Ok(if diagnosis.can_make_boxes { 0 } else { NO_BOXES })
 }
 
-/// `trial`: how making a box went.
-fn diagnose(host: &Host, trial: Check) -> Diagnosis {
-    let can_make_boxes = !trial.prevents_boxes;
-    let mut checks = requirements::checks(host);
-    checks.extend(hardening::checks(host));
-    checks.push(trial);
+fn diagnose(probe: &Probe) -> Diagnosis {
+    let can_make_boxes = probe.trial.made.is_ok();
+    let rows = answers(&requirements::ROWS, probe).chain(hardening::answers(probe));
+    let check = |(what, answer): (_, Answer), prevents_boxes| {
+        let Answer { status, found, tare } = answer;
+        Check { what, status, found, tare, prevents_boxes }
+    };
+    let mut checks: Vec<Check> = rows.map(|row| check(row, false)).collect();
+    checks.push(check(("a box", a_box(&probe.trial)), !can_make_boxes));
     Diagnosis { can_make_boxes, checks }
+}
+
+fn answers(rows: &[Row], probe: &Probe) -> impl Iterator<Item = (&'static str, Answer)> {
+    rows.iter().filter_map(|(what, check)| Some((*what, check(probe)?)))
+}
+
+fn a_box(trial: &Trial) -> Answer {
+    match &trial.made {
+        Ok(()) => ok("made and ended", "runs commands in it"),
+        Err(error) => {
+            let (found, hint) = cause_and_hint(error);
+            missing(one_line(&found), hint.unwrap_or_else(|| "see the lines above".to_owned()))
+        }
+    }
 }
 
 fn table(diagnosis: &Diagnosis) -> String {
     let checks = &diagnosis.checks;
     let width = checks.iter().map(|check| check.what.len()).max().unwrap_or(0);
     let mut text = String::new();
-    for check in checks {
-        let status = match check.status {
+    for Check { what, status, found, tare, .. } in checks {
+        let status = match status {
             Status::Ok => "ok",
             Status::Missing => "missing",
             Status::Warn => "warn",
         };
-        let Check { what, found, tare, .. } = check;
         text += &format!("{what:width$}  {status:7}  {found}; {tare}\n");
     }
     text + if diagnosis.can_make_boxes {
@@ -106,58 +142,42 @@ fn table(diagnosis: &Diagnosis) -> String {
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use super::*;
-    use std::fs;
-    use std::path::PathBuf;
+    use tare_harness::TemporaryDirectory;
 
-    /// A directory with the files of a host; gone when it is dropped.
-    pub struct FakeHost {
-        pub host: Host,
-        root: PathBuf,
-    }
-
-    impl FakeHost {
-        pub fn new(name: &str, files: &[(&str, &str)]) -> Self {
-            let directory = format!("tare-host-{}-{name}", std::process::id());
-            let root = std::env::temp_dir().join(directory);
-            fs::create_dir(&root).unwrap();
-            for (path, content) in files {
-                let path = root.join(path);
-                fs::create_dir_all(path.parent().unwrap()).unwrap();
-                fs::write(path, content).unwrap();
-            }
-            let host = Host::new(&root);
-            Self { host, root }
+    /// Calls `check` with a host that has only these files, and on which a box can be made.
+    pub fn on_host<T>(files: &[(&str, &str)], check: impl FnOnce(&mut Probe) -> T) -> T {
+        let directory = TemporaryDirectory::new();
+        for (path, content) in files {
+            std::fs::create_dir_all(directory.join(path).parent().unwrap()).unwrap();
+            directory.write(path, content);
         }
-    }
-
-    impl Drop for FakeHost {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.root);
-        }
-    }
-
-    /// A box that was not made, or was.
-    fn trial(is_made: bool) -> Check {
-        Check { prevents_boxes: !is_made, ..Check::new("a box", Status::Ok, "found", "tare") }
+        let trial = Trial { made: Ok(()), limited: Vec::new(), pids: Vec::new() };
+        let files = HostFiles::below(directory.path());
+        check(&mut Probe { files, engine: EngineHost::probe(), trial })
     }
 
     #[test]
     fn only_the_box_itself_decides_whether_boxes_can_be_made() {
-        let empty = FakeHost::new("empty", &[]);
-        let diagnosis = diagnose(&empty.host, trial(true));
-        let text = table(&diagnosis);
-        assert!(text.contains("kernel") && text.contains("missing"));
-        assert!(text.ends_with("\nBoxes can be made here.\n"));
-        assert_eq!(text.lines().count(), diagnosis.checks.len() + 2);
-        let text = table(&diagnose(&Host::new("/"), trial(false)));
-        assert!(text.ends_with("No box can be made here: the last line above says why.\n"));
+        on_host(&[], |probe| {
+            let diagnosis = diagnose(probe);
+            let text = table(&diagnosis);
+            assert!(text.contains("kernel") && text.contains("missing"));
+            assert!(text.ends_with("\nBoxes can be made here.\n"));
+            assert_eq!(text.lines().count(), diagnosis.checks.len() + 2);
+            assert!(diagnosis.checks.iter().all(|it| !it.found.is_empty() && !it.prevents_boxes));
+            probe.trial.made = Err(Error::failed("cannot make the record"));
+            let diagnosis = diagnose(probe);
+            let text = table(&diagnosis);
+            assert!(text.ends_with("No box can be made here: the last line above says why.\n"));
+            assert!(diagnosis.checks.last().unwrap().prevents_boxes);
+        });
     }
 
     #[test]
     fn the_json_says_the_same() {
-        let diagnosis = diagnose(&Host::new("/"), trial(true));
+        let diagnosis = on_host(&[], |probe| diagnose(probe));
         let value: serde_json::Value = serde_json::to_value(&diagnosis).unwrap();
         assert_eq!(value["can_make_boxes"], diagnosis.can_make_boxes);
         assert_eq!(value["checks"].as_array().unwrap().len(), diagnosis.checks.len());

@@ -1,210 +1,216 @@
 //! What a box is made of, and whether this host has it.
 
 use rustix::process::{PidfdFlags, Resource, getpid, getrlimit, pidfd_open};
-use tare_engine::{CgroupRoots, Host as EngineHost};
 
-use crate::commands::doctor::host::{Host, Version};
-use crate::commands::doctor::{Check, Status, cgroups};
+use super::host::Version;
+use super::trial::LIMITS;
+use super::{Answer, Probe, Row, missing, ok, warn};
 
-/// Debian 12's own; older kernels are not tried.
+/// Debian 12's own; older kernels are not tested.
 const KERNEL_MIN: Version = Version(6, 1, 0);
 /// The first with id-mapped mounts on tmpfs, which scratch space is.
 const IDMAPPED_TMPFS: Version = Version(6, 3, 0);
-/// The first with `user.` attributes on tmpfs, in which an overlay of a user
-/// namespace notes that a directory of the layer below was replaced.
+/// The first with `user.` attributes on tmpfs. An overlay in a user namespace needs them to
+/// replace a directory of the layer below.
 const TMPFS_ATTRIBUTES: Version = Version(6, 6, 0);
 /// `PID_FS_MAGIC`: a pidfd has an inode that is never used again.
 const PIDFS_MAGIC: i64 = 0x5049_4446;
-/// Below this a dozen boxes use up what there is.
-const DESCRIPTORS_FEW: u64 = 4096;
-const PIDS_FEW: u64 = 4096;
+/// With fewer descriptors or processes, only a few boxes fit at once.
+const FEW: u64 = 4096;
 
-pub fn checks(host: &Host) -> Vec<Check> {
-    let engine = EngineHost::probe();
-    vec![
-        kernel(host),
-        user_namespaces(&engine),
-        seccomp(host),
-        cgroups::check(&engine.cgroups),
-        cgroups::parents(&engine.cgroups, &host.read("/proc/self/cgroup").unwrap_or_default()),
-        landlock(tare_kernel::landlock::abi()),
-        pidfd(),
-        overlayfs(host),
-        idmapped_mounts(host),
-        descriptors(),
-        pids(host, &engine.cgroups),
-    ]
+pub const ROWS: [Row; 11] = [
+    ("kernel", kernel),
+    ("user namespaces", user_namespaces),
+    ("seccomp", seccomp),
+    ("cgroups", cgroups),
+    ("cgroup parent", cgroup_parent),
+    ("landlock", landlock),
+    ("pidfd", pidfd),
+    ("overlayfs", overlayfs),
+    ("id-mapped mounts", idmapped_mounts),
+    ("descriptors", descriptors),
+    ("PIDs", pids),
+];
+
+fn kernel(probe: &Probe) -> Option<Answer> {
+    let release = probe.files.read("/proc/sys/kernel/osrelease");
+    let release = release.unwrap_or_else(|| "unknown".to_owned());
+    Some(if probe.files.kernel() >= Some(KERNEL_MIN) {
+        ok(release, "used as it is")
+    } else {
+        missing(release, "is tested with Linux 6.1 and later")
+    })
 }
 
-fn kernel(host: &Host) -> Check {
-    let found = host.read("/proc/sys/kernel/osrelease");
-    let found = found.unwrap_or_else(|| "unknown".to_owned());
-    match host.kernel() {
-        Some(version) if version >= KERNEL_MIN => {
-            Check::new("kernel", Status::Ok, found, "used as it is")
-        }
-        Some(_) | None => {
-            Check::new("kernel", Status::Missing, found, "is tried with Linux 6.1 or later")
-        }
-    }
-}
-
-fn user_namespaces(host: &EngineHost) -> Check {
+fn user_namespaces(probe: &Probe) -> Option<Answer> {
     let one_id = "a box has the caller's one id inside: weaker than as root";
-    let (found, how) = match (host.uid, host.is_privileged()) {
-        (_, true) => ("as root", "each box has 65,536 ids of its own"),
-        (0, false) => ("as root without all of its ids and capabilities", one_id),
-        (1.., false) => ("without root", one_id),
-    };
-    Check::new("user namespaces", Status::Ok, found, how)
+    Some(match (probe.engine.uid, probe.engine.is_privileged()) {
+        (_, true) => ok("as root", "each box has 65,536 ids of its own"),
+        (0, false) => ok("as root without all of its ids and capabilities", one_id),
+        (1.., false) => ok("without root", one_id),
+    })
 }
 
-fn seccomp(host: &Host) -> Check {
-    let actions = host.read("/proc/sys/kernel/seccomp/actions_avail");
-    match actions {
-        Some(actions) if actions.split(' ').any(|action| action == "errno") => {
-            Check::new("seccomp", Status::Ok, "filters", "every command is filtered")
-        }
-        Some(_) | None => Check::new(
-            "seccomp",
-            Status::Missing,
-            "no filters",
-            "refuses boxes but with --seccomp unconfined",
-        ),
-    }
+fn seccomp(probe: &Probe) -> Option<Answer> {
+    let actions = probe.files.read("/proc/sys/kernel/seccomp/actions_avail").unwrap_or_default();
+    Some(if actions.split(' ').any(|action| action == "errno") {
+        ok("filters", "every command is filtered")
+    } else {
+        missing("no filters", "refuses boxes, except with --seccomp unconfined")
+    })
 }
 
-/// ABI 6 came with the scopes for signals and abstract sockets (kernel 6.12).
-fn landlock(abi: u32) -> Check {
-    let (status, how) = match abi {
-        0 => (Status::Missing, "relies on the mount namespace alone"),
-        1..=5 => (Status::Ok, "used for files; it cannot scope signals and sockets yet"),
-        6.. => (Status::Ok, "used for files, signals and abstract sockets"),
+/// The limits are those that boxes of the trial got.
+fn cgroups(probe: &Probe) -> Option<Answer> {
+    let (roots, limited) = (&probe.engine.cgroups, &probe.trial.limited);
+    let has_v1 = [&roots.memory, &roots.pids, &roots.cpu].into_iter().any(Option::is_some);
+    let layout = match (&roots.unified, has_v1) {
+        (Some(_), false) => "pure v2",
+        (Some(_), true) => "hybrid (v1 controllers beside v2)",
+        (None, true) => "v1 only",
+        (None, false) => "none",
     };
-    let found = match abi {
-        0 => "not active".to_owned(),
-        _ => format!("ABI {abi}"),
-    };
-    Check::new("landlock", status, found, how)
+    let found = format!("{layout}, {} can be limited", limited.join(", "));
+    let refused = "a limit that you ask for and the kernel cannot enforce is refused; \
+                   the PID namespace still ends every box whole";
+    Some(if probe.trial.made.is_err() {
+        warn(layout, "without a box, no limit was tried")
+    } else if limited.len() == LIMITS.len() {
+        ok(found, "every limit is enforced by the kernel")
+    } else {
+        warn(found, refused)
+    })
 }
 
-fn pidfd() -> Check {
+/// Where new boxes are made.
+fn cgroup_parent(probe: &Probe) -> Option<Answer> {
+    let roots = &probe.engine.cgroups;
+    let own_text = probe.files.read("/proc/self/cgroup").unwrap_or_default();
+    let attached = roots.of_caller(&own_text, roots.clone());
+    let own: Vec<String> = attached
+        .all()
+        .into_iter()
+        .filter(|it| !roots.all().contains(it))
+        .map(|it| it.display().to_string())
+        .collect();
+    let detached = "detached boxes are made at the root, or below --cgroup-parent";
+    let root = "at the root of each hierarchy";
+    Some(if !own.is_empty() {
+        let found = format!("attached boxes are made below {}", own.join(", "));
+        ok(found, format!("they count where this process counts; {detached}"))
+    } else if own_text.lines().all(|line| line.ends_with(":/")) {
+        ok(root, format!("this process has no cgroup of its own; {detached}"))
+    } else {
+        let how = "boxes cannot have limits below the cgroup of this process";
+        ok(root, format!("{how}; {detached}"))
+    })
+}
+
+/// ABI 6 (Linux 6.12) adds scopes for signals and abstract sockets.
+fn landlock(_: &Probe) -> Option<Answer> {
+    let abi = tare_kernel::landlock::abi();
+    let found = format!("ABI {abi}");
+    Some(match abi {
+        0 => missing("not active", "relies on the mount namespace alone"),
+        1..=5 => ok(found, "used for files; it cannot scope signals and sockets yet"),
+        6.. => ok(found, "used for files, signals and abstract sockets"),
+    })
+}
+
+fn pidfd(_: &Probe) -> Option<Answer> {
     let pidfd = pidfd_open(getpid(), PidfdFlags::empty());
-    let magic = pidfd.and_then(rustix::fs::fstatfs).map(|fs| fs.f_type);
-    let (status, found, how) = match magic {
-        Ok(PIDFS_MAGIC) => (Status::Ok, "with pidfs", "processes are known by their pidfd's inode"),
-        Ok(_) => {
-            (Status::Ok, "without pidfs", "processes are known by their pidfd and cgroup alone")
-        }
-        Err(_) => (Status::Missing, "not allowed here", "cannot make boxes"),
-    };
-    Check::new("pidfd", status, found, how)
+    Some(match pidfd.and_then(rustix::fs::fstatfs).map(|fs| fs.f_type) {
+        Ok(PIDFS_MAGIC) => ok("with pidfs", "processes are known by their pidfd's inode"),
+        Ok(_) => ok("without pidfs", "processes are known by their pidfd and cgroup alone"),
+        Err(_) => missing("not allowed here", "cannot make boxes"),
+    })
 }
 
-fn overlayfs(host: &Host) -> Check {
-    let known = host.read("/proc/filesystems").unwrap_or_default();
+fn overlayfs(probe: &Probe) -> Option<Answer> {
+    let known = probe.files.read("/proc/filesystems").unwrap_or_default();
     let is_known = known.lines().any(|line| line.ends_with("\toverlay"));
-    let is_whole = host.kernel().is_some_and(|version| version >= TMPFS_ATTRIBUTES);
-    match (is_known, is_whole) {
-        (true, true) => {
-            Check::new("overlayfs", Status::Ok, "known", "--rootfs is left unchanged below it")
-        }
-        (true, false) => Check::new(
-            "overlayfs",
-            Status::Warn,
-            "known, without attributes on tmpfs before Linux 6.6",
-            "--rootfs works, but a box cannot remove a directory of it that has files",
-        ),
-        (false, _) => Check::new(
-            "overlayfs",
-            Status::Missing,
-            "not known (not built in, or its module not loaded)",
-            "refuses --rootfs; boxes on the host's programs do without",
-        ),
-    }
+    Some(if !is_known {
+        let how = "refuses --rootfs; boxes on the host's programs do without";
+        missing("not known (not built in, or its module not loaded)", how)
+    } else if probe.files.kernel() >= Some(TMPFS_ATTRIBUTES) {
+        ok("known", "--rootfs is left unchanged below it")
+    } else {
+        let how = "--rootfs works, but a box cannot remove a directory of it that has files";
+        warn("known, without attributes on tmpfs before Linux 6.6", how)
+    })
 }
 
-fn idmapped_mounts(host: &Host) -> Check {
-    let what = "id-mapped mounts";
-    match host.kernel() {
-        Some(version) if version >= IDMAPPED_TMPFS => {
-            Check::new(what, Status::Ok, "by kernel version", "volumes act as their owner")
-        }
-        Some(_) | None => Check::new(
-            what,
-            Status::Warn,
-            "not on every file system of this kernel",
-            "refuses a writable volume or a --rootfs that cannot be mapped",
-        ),
-    }
+fn idmapped_mounts(probe: &Probe) -> Option<Answer> {
+    Some(if probe.files.kernel() >= Some(IDMAPPED_TMPFS) {
+        ok("by kernel version", "volumes act as their owner")
+    } else {
+        let how = "refuses a writable volume or a --rootfs that cannot be mapped";
+        warn("not on every file system of this kernel", how)
+    })
 }
 
-fn descriptors() -> Check {
+fn descriptors(_: &Probe) -> Option<Answer> {
     let limit = getrlimit(Resource::Nofile);
     let show = |value: Option<u64>| value.map_or("unlimited".to_owned(), |n| n.to_string());
     let found = format!("{} now, {} at most", show(limit.current), show(limit.maximum));
-    match limit.maximum {
-        Some(most) if most < DESCRIPTORS_FEW => {
-            let how = "few boxes at once fit; raise RLIMIT_NOFILE";
-            Check::new("descriptors", Status::Warn, found, how)
-        }
-        Some(_) | None => Check::new("descriptors", Status::Ok, found, "a box needs about ten"),
-    }
+    Some(if limit.maximum.is_some_and(|most| most < FEW) {
+        warn(found, "few boxes at once fit; raise RLIMIT_NOFILE")
+    } else {
+        ok(found, "a box needs about ten")
+    })
 }
 
-fn pids(host: &Host, roots: &CgroupRoots) -> Check {
-    let own = host.read("/proc/self/cgroup").unwrap_or_default();
-    let numbers = [
-        ("pid_max", host.sysctl("kernel.pid_max")),
-        ("threads-max", host.sysctl("kernel.threads-max")),
-        ("pids.max of this group", cgroups::pids_max(roots, &own)),
-    ];
-    let known: Vec<_> =
-        numbers.iter().filter_map(|(name, value)| Some((*name, (*value)?))).collect();
-    let found: Vec<_> = known.iter().map(|(name, value)| format!("{name} {value}")).collect();
-    let found = if found.is_empty() { "unknown".to_owned() } else { found.join(", ") };
-    match known.iter().map(|(_, value)| *value).min() {
-        Some(least) if least >= PIDS_FEW => {
-            Check::new("PIDs", Status::Ok, found, "each box has its own limit (--pids)")
-        }
-        Some(_) | None => Check::new("PIDs", Status::Warn, found, "few boxes fit; raise the least"),
-    }
+fn pids(probe: &Probe) -> Option<Answer> {
+    let limits = &probe.trial.pids;
+    let found: Vec<String> =
+        limits.iter().map(|it| format!("{} ({})", it.limit, it.limit_is)).collect();
+    Some(match limits.iter().map(|it| it.limit).min() {
+        None => warn("unknown", "each box has its own limit (--pids)"),
+        Some(..FEW) => warn(found.join(", "), "few boxes fit; raise the smallest limit"),
+        Some(FEW..) => ok(found.join(", "), "each box has its own limit (--pids)"),
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::Status;
+    use super::super::tests::on_host;
     use super::*;
-    use crate::commands::doctor::tests::FakeHost;
 
     #[test]
     fn a_kernel_older_than_the_tested_ones_is_reported() {
-        for (name, release, status) in [
-            ("k-old", "5.15.0", Status::Missing),
-            ("k-12", "6.1.0-18-amd64", Status::Ok),
-            ("k-new", "7.1.2", Status::Ok),
-        ] {
-            let fake = FakeHost::new(name, &[("proc/sys/kernel/osrelease", release)]);
-            assert_eq!(kernel(&fake.host).status, status, "{name}");
+        for (release, status) in
+            [("5.15.0", Status::Missing), ("6.1.0-18-amd64", Status::Ok), ("7.1.2", Status::Ok)]
+        {
+            let answer = on_host(&[("proc/sys/kernel/osrelease", release)], |it| kernel(it));
+            assert_eq!(answer.unwrap().status, status, "{release}");
         }
     }
 
     #[test]
     fn an_overlay_that_lacks_attributes_is_warned_about() {
-        for (name, release, status) in
-            [("o-12", "6.1.0-54-amd64", Status::Warn), ("o-new", "6.6.1", Status::Ok)]
-        {
+        for (release, status) in [("6.1.0-54-amd64", Status::Warn), ("6.6.1", Status::Ok)] {
             let files = [
                 ("proc/filesystems", "nodev\tproc\nnodev\toverlay\n"),
                 ("proc/sys/kernel/osrelease", release),
             ];
-            let fake = FakeHost::new(name, &files);
-            assert_eq!(overlayfs(&fake.host).status, status, "{name}");
+            let answer = on_host(&files, |it| overlayfs(it));
+            assert_eq!(answer.unwrap().status, status, "{release}");
         }
     }
 
     #[test]
-    fn a_bare_host_is_described_without_failing() {
-        let fake = FakeHost::new("bare", &[]);
-        assert!(checks(&fake.host).iter().all(|check| !check.found.is_empty()));
+    fn limits_are_promised_only_if_boxes_got_them() {
+        for (limited, status, words) in [
+            (&["memory", "pids", "cpu"][..], Status::Ok, "memory, pids, cpu can be limited"),
+            (&["pids"], Status::Warn, "pids can be limited"),
+        ] {
+            on_host(&[], |probe| {
+                probe.trial.limited = limited.to_vec();
+                let answer = cgroups(probe).unwrap();
+                assert_eq!(answer.status, status, "{limited:?}");
+                assert!(answer.found.ends_with(words), "{}", answer.found);
+            });
+        }
     }
 }
