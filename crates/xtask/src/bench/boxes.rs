@@ -12,13 +12,12 @@ mod growth;
 mod library;
 mod limits;
 mod memory;
-mod plot;
 mod report;
 mod tare;
 
 use super::build;
 use super::footprint::{Footprint, cgroups_of};
-use super::report::{save, save_text};
+use super::report::save;
 use crate::failure::Failure;
 use crate::workspace::Workspace;
 use clap::{Args, ValueEnum};
@@ -41,7 +40,7 @@ pub struct Options {
     /// Measure only these
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PART,...")]
     only: Vec<Measure>,
-    /// Where the figures are saved, with the plot beside them [default: target/bench/boxes.json]
+    /// Where the figures are saved [default: target/bench/boxes.json]
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -84,11 +83,6 @@ pub fn perform(options: &Options) -> Result<(), Failure> {
     };
     save(&report, &json)?;
     println!("saved in {}", json.display());
-    if let Some(growth) = report.growth.measured() {
-        let svg = json.with_extension("svg");
-        save_text(&growth.plot(), &svg)?;
-        println!("plotted in {}", svg.display());
-    }
     println!(
         "the host is as before: of {} boxes none is listed and no cgroup is left",
         tare.made().len()

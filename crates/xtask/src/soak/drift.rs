@@ -42,7 +42,7 @@ impl Drift {
             Demand::Equal => unequal(measure, series, before),
             Demand::NoSlope => slope.and_then(|it| growing(measure, series, it)),
             Demand::AtMost(bound) => above(measure, series, bound),
-            Demand::Told => None,
+            Demand::None => None,
         };
         Some(Self { measure, before, after, slope, complaint })
     }
@@ -53,7 +53,7 @@ fn points(measure: Measure, series: &Series) -> Vec<(f64, f64)> {
     let boxes = series.samples.last().map_or(0, |it| it.boxes);
     let first = match measure.demand() {
         Demand::Equal => 0.0,
-        Demand::NoSlope | Demand::AtMost(_) | Demand::Told => boxes as f64 * WARM_UP_SHARE,
+        Demand::NoSlope | Demand::AtMost(_) | Demand::None => boxes as f64 * WARM_UP_SHARE,
     };
     let samples = series.before.iter().chain(&series.samples);
     let counted = samples.filter(|it| it.boxes as f64 >= first);

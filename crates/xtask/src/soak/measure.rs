@@ -36,101 +36,64 @@ pub enum Demand {
     NoSlope,
     /// Bytes that are kept on purpose, up to this limit.
     AtMost(u64),
-    /// A value of the whole host, which other programs change too: reported and not judged.
-    Told,
+    /// A value of the whole host, which other programs change too: it is not judged.
+    None,
 }
 
 /// The limit on the histories of removed boxes, which tare keeps for `tare explain`.
 const HISTORY_BYTES_MAX: u64 = 1 << 20;
 
+/// Every measure in the order of the report, its title, and how it is judged.
+const TABLE: [(Measure, &str, Demand); 19] = [
+    (Measure::Processes, "processes", Demand::Equal),
+    (Measure::Threads, "threads", Demand::Equal),
+    (Measure::Descriptors, "descriptors", Demand::Equal),
+    (Measure::Cgroups, "cgroup directories", Demand::Equal),
+    (Measure::DyingCgroups, "dying cgroups (v2)", Demand::Equal),
+    (Measure::Mounts, "mounts", Demand::Equal),
+    (Measure::Namespaces, "namespaces", Demand::Equal),
+    (Measure::StateFiles, "files in the state root", Demand::Equal),
+    (Measure::StateBytes, "bytes in the state root", Demand::Equal),
+    (Measure::HistoryBytes, "history, kept on purpose", Demand::AtMost(HISTORY_BYTES_MAX)),
+    (Measure::Listed, "boxes that tare ls -a lists", Demand::Equal),
+    (Measure::ResidentBytes, "memory of the processes (RSS)", Demand::NoSlope),
+    (Measure::ChargedBytes, "memory charged to the soak", Demand::NoSlope),
+    (Measure::KernelBytes, "of that, the kernel's", Demand::NoSlope),
+    (Measure::HostAvailableBytes, "host: MemAvailable", Demand::None),
+    (Measure::HostSlabBytes, "host: slab", Demand::None),
+    (Measure::HostPerCpuBytes, "host: per-CPU memory", Demand::None),
+    (Measure::HostNetworks, "host: network namespaces", Demand::None),
+    (Measure::HostMemoryCgroups, "host: memory cgroups, dying too", Demand::None),
+];
+
 impl Measure {
-    pub const ALL: [Self; 19] = [
-        Self::Processes,
-        Self::Threads,
-        Self::Descriptors,
-        Self::Cgroups,
-        Self::DyingCgroups,
-        Self::Mounts,
-        Self::Namespaces,
-        Self::StateFiles,
-        Self::StateBytes,
-        Self::HistoryBytes,
-        Self::Listed,
-        Self::ResidentBytes,
-        Self::ChargedBytes,
-        Self::KernelBytes,
-        Self::HostAvailableBytes,
-        Self::HostSlabBytes,
-        Self::HostPerCpuBytes,
-        Self::HostNetworks,
-        Self::HostMemoryCgroups,
-    ];
+    pub fn all() -> impl Iterator<Item = Self> {
+        TABLE.iter().map(|(measure, ..)| *measure)
+    }
 
     pub fn title(self) -> &'static str {
-        match self {
-            Self::Listed => "boxes that tare ls -a lists",
-            Self::Processes => "processes",
-            Self::Threads => "threads",
-            Self::Descriptors => "descriptors",
-            Self::Cgroups => "cgroup directories",
-            Self::DyingCgroups => "dying cgroups (v2)",
-            Self::Mounts => "mounts",
-            Self::Namespaces => "namespaces",
-            Self::StateFiles => "files in the state root",
-            Self::StateBytes => "bytes in the state root",
-            Self::HistoryBytes => "history, kept on purpose",
-            Self::ResidentBytes => "memory of the processes (RSS)",
-            Self::ChargedBytes => "memory charged to the soak",
-            Self::KernelBytes => "of that, the kernel's",
-            Self::HostAvailableBytes => "host: MemAvailable",
-            Self::HostSlabBytes => "host: slab",
-            Self::HostPerCpuBytes => "host: per-CPU memory",
-            Self::HostNetworks => "host: network namespaces",
-            Self::HostMemoryCgroups => "host: memory cgroups, dying too",
-        }
+        self.row().1
     }
 
     pub fn demand(self) -> Demand {
-        match self {
-            Self::Listed
-            | Self::Processes
-            | Self::Threads
-            | Self::Descriptors
-            | Self::Cgroups
-            | Self::DyingCgroups
-            | Self::Mounts
-            | Self::Namespaces
-            | Self::StateFiles
-            | Self::StateBytes => Demand::Equal,
-            Self::ResidentBytes | Self::ChargedBytes | Self::KernelBytes => Demand::NoSlope,
-            Self::HistoryBytes => Demand::AtMost(HISTORY_BYTES_MAX),
-            Self::HostAvailableBytes
-            | Self::HostSlabBytes
-            | Self::HostPerCpuBytes
-            | Self::HostNetworks
-            | Self::HostMemoryCgroups => Demand::Told,
-        }
+        self.row().2
+    }
+
+    fn row(self) -> &'static (Self, &'static str, Demand) {
+        TABLE.iter().find(|row| row.0 == self).expect("the table has every measure")
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeSet;
 
     #[test]
-    fn every_measure_is_in_the_list_once_under_a_title_of_its_own() {
-        let distinct: BTreeSet<Measure> = Measure::ALL.into_iter().collect();
-        assert_eq!(distinct.len(), Measure::ALL.len());
-        let titles: BTreeSet<&str> = Measure::ALL.into_iter().map(Measure::title).collect();
-        assert_eq!(titles.len(), Measure::ALL.len());
-    }
-
-    #[test]
-    fn nothing_of_the_whole_host_is_judged() {
-        for measure in Measure::ALL {
-            let of_host = measure.title().starts_with("host:");
-            assert_eq!(measure.demand() == Demand::Told, of_host, "{measure:?}");
+    fn every_measure_has_its_own_row_and_nothing_of_the_host_is_judged() {
+        for (index, (measure, title, demand)) in TABLE.iter().enumerate() {
+            assert_eq!(TABLE.iter().position(|row| row.0 == *measure), Some(index));
+            assert_eq!(*demand == Demand::None, title.starts_with("host:"), "{title}");
         }
+        assert_eq!(Measure::all().map(|it| it as usize).max(), Some(TABLE.len() - 1));
     }
 }

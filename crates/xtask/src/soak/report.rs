@@ -24,7 +24,7 @@ pub struct Subject {
 impl Report {
     pub fn new(seed: u64, all: Vec<Series>) -> Self {
         let subject = |series: Series| {
-            let drifts = Measure::ALL.into_iter();
+            let drifts = Measure::all();
             Subject { drifts: drifts.filter_map(|it| Drift::of(it, &series)).collect(), series }
         };
         Self { machine: Machine::observe(), seed, subjects: all.into_iter().map(subject).collect() }
@@ -98,7 +98,7 @@ impl Subject {
             if let Some(slope) = slope {
                 let _ = write!(text, "   {:.2} +- {:.2}", slope.per_thousand, slope.noise);
             }
-            let is_failure = self.is_judged() && measure.demand() != Demand::Told;
+            let is_failure = self.is_judged() && measure.demand() != Demand::None;
             text.push_str(if is_failure && complaint.is_some() { "   FAILED\n" } else { "\n" });
         }
         for surprise in self.series.done.iter().flat_map(|it| &it.first_surprises) {

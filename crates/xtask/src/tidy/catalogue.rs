@@ -5,17 +5,14 @@
 //! names the feature that it waits for.
 
 use super::Finding;
-use super::source::{Function, Source};
+use super::source::{Source, Test};
 use std::path::Path;
 
 const PLACE: &str = "tests/leaks";
 
 pub fn check(path: &str, text: &str, sources: &[Source]) -> Vec<Finding> {
     let files = sources.iter().filter(|source| letter(&source.path).is_some());
-    let tests = files.flat_map(|source| {
-        let tests = source.functions().into_iter().filter(|it| it.is_test);
-        tests.map(move |test| row(source, &test))
-    });
+    let tests = files.flat_map(|source| source.tests().into_iter().map(|it| row(source, &it)));
     let (mut rows, mut found) = (Vec::new(), Vec::new());
     for test in tests {
         match test {
@@ -39,7 +36,7 @@ fn letter(path: &Path) -> Option<&str> {
 }
 
 /// The row of a test, as the table has it.
-fn row(source: &Source, test: &Function) -> Result<String, Finding> {
+fn row(source: &Source, test: &Test) -> Result<String, Finding> {
     let file = letter(&source.path).unwrap_or_default();
     let said = opening(source, test.line);
     let parts = said.split_once(", ").and_then(|(case, rest)| {

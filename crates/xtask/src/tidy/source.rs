@@ -1,65 +1,93 @@
-//! A Rust file as the rules of style see it: code separate from comments.
+//! A Rust file as the rules of style see it, line by line.
 //!
-//! This is not a parser. It knows where comments, strings and characters begin and end, and it
-//! counts braces. It does not expand macros.
+//! This is not a parser. It relies on rustfmt: a comment has a line of its own, and an item ends
+//! with the first brace in the column in which the item begins.
 
 use std::path::{Path, PathBuf};
 
-/// One file. `code` and `comments` have the lines of the file and its columns
-/// (in characters); what belongs to the other one, or is inside a literal, is
-/// blank.
+/// One file.
 #[derive(Debug)]
 pub struct Source {
     pub path: PathBuf,
     pub text: String,
+    /// The same lines, with comments blank.
     pub code: String,
-    pub comments: String,
-    /// First and last line of each item below `#[cfg(test)]`.
-    test_items: Vec<(usize, usize)>,
+    /// For each line, whether it belongs to an item below `#[cfg(test)]`.
+    test_lines: Vec<bool>,
 }
 
-/// A function with a body.
+/// A function with `#[test]`.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Function {
+pub struct Test {
     pub name: String,
     /// Counted from 1: where `fn` stands.
     pub line: usize,
-    pub is_test: bool,
 }
 
 impl Source {
     pub fn new(path: impl AsRef<Path>, text: impl Into<String>) -> Self {
         let text = text.into();
-        let (code, comments) = split(&text);
-        let test_items = test_items(&code);
-        Self { path: path.as_ref().to_owned(), text, code, comments, test_items }
+        let code =
+            text.lines().map(|it| if is_comment(it) { "\n".into() } else { format!("{it}\n") });
+        let code = code.collect();
+        let test_lines = test_lines(&text);
+        Self { path: path.as_ref().to_owned(), text, code, test_lines }
     }
 
-    /// The number of lines that are not test code.
+    /// Returns the number of lines that are not test code.
     pub fn lines_without_tests(&self) -> usize {
-        let lines = 1..=self.text.lines().count();
-        lines.filter(|line| !self.is_test_code(*line)).count()
+        self.test_lines.iter().filter(|is_test| !**is_test).count()
     }
 
-    /// Whether a line belongs to an item that only test builds have.
+    /// Returns whether a line, counted from 1, belongs to an item that only test builds have.
     pub fn is_test_code(&self, line: usize) -> bool {
-        self.test_items.iter().any(|(first, last)| (*first..=*last).contains(&line))
+        self.test_lines[line - 1]
     }
 
-    pub fn functions(&self) -> Vec<Function> {
-        let found = words(&self.code, "fn").filter_map(|start| {
-            let name = identifier(self.code[start + 2..].trim_start())?;
-            body(&self.code[start..])?;
-            let is_test = is_test(&self.code[..start]);
-            Some(Function { name: name.to_owned(), line: self.line_of(start), is_test })
-        });
-        found.collect()
+    pub fn comments(&self) -> impl Iterator<Item = (usize, &str)> {
+        let lines = self.text.lines().enumerate();
+        lines.filter(|(_, it)| is_comment(it)).map(|(index, it)| (index + 1, it))
+    }
+
+    pub fn tests(&self) -> Vec<Test> {
+        let mut lines = self.code.lines().enumerate();
+        let mut found = Vec::new();
+        while lines.by_ref().any(|(_, it)| it.trim() == "#[test]") {
+            let function = lines.by_ref().find_map(|(index, it)| {
+                let name = identifier(it.trim_start().strip_prefix("fn ")?)?;
+                Some(Test { name: name.to_owned(), line: index + 1 })
+            });
+            found.extend(function);
+        }
+        found
     }
 
     /// The line of an offset into `code`, counted from 1.
     pub fn line_of(&self, offset: usize) -> usize {
         self.code[..offset].matches('\n').count() + 1
     }
+}
+
+fn is_comment(line: &str) -> bool {
+    line.trim_start().starts_with("//")
+}
+
+fn test_lines(text: &str) -> Vec<bool> {
+    let indent = |line: &str| line.len() - line.trim_start().len();
+    // The column of the item that is being read.
+    let mut item = None;
+    let marked = text.lines().map(|line| {
+        if item.is_none() && line.trim() == "#[cfg(test)]" {
+            item = Some(indent(line));
+        }
+        let is_test = item.is_some();
+        let is_attribute = line.trim_start().starts_with('#');
+        if item == Some(indent(line)) && !is_attribute && line.ends_with(['}', ';']) {
+            item = None;
+        }
+        is_test
+    });
+    marked.collect()
 }
 
 /// Offsets at which `word` stands with no part of a name on either side.
@@ -74,201 +102,21 @@ pub fn words<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 
     })
 }
 
-/// First and last line of each `#[cfg(test)]` item: up to its closing brace, or to its `;`.
-fn test_items(code: &str) -> Vec<(usize, usize)> {
-    const MARK: &str = "#[cfg(test)]";
-    let line_of = |offset: usize| code[..offset].matches('\n').count() + 1;
-    let items = code.match_indices(MARK).map(|(start, _)| {
-        let after = start + MARK.len();
-        let end = body(&code[after..]).map(|(_, end)| end).or_else(|| code[after..].find(';'));
-        (line_of(start), line_of(after + end.unwrap_or_default()))
-    });
-    items.collect()
-}
-
 /// The name that a text begins with.
 pub fn identifier(text: &str) -> Option<&str> {
     let end = text.find(|it: char| !it.is_alphanumeric() && it != '_').unwrap_or(text.len());
     Some(&text[..end]).filter(|it| !it.is_empty())
 }
 
-/// Offsets of the first `{` and of the `}` that closes it; `None` when a `;`
-/// outside of brackets comes first (a declaration has no body).
-fn body(code: &str) -> Option<(usize, usize)> {
-    let mut brackets = 0usize;
-    let mut braces = 0usize;
-    let mut open = None;
-    for (at, character) in code.char_indices() {
-        match character {
-            '(' | '[' => brackets += 1,
-            ')' | ']' => brackets = brackets.saturating_sub(1),
-            ';' if brackets == 0 && braces == 0 => return None,
-            '{' => {
-                braces += 1;
-                open.get_or_insert(at);
-            }
-            '}' => {
-                braces = braces.checked_sub(1)?;
-                if braces == 0 {
-                    return Some((open?, at));
-                }
-            }
-            _ => {}
-        }
-    }
-    None
-}
-
-/// Whether the item whose `fn` comes next has `#[test]` among its attributes.
-fn is_test(before: &str) -> bool {
-    let item = before.rfind(['}', ';', '{']).map_or(0, |it| it + 1);
-    before[item..].contains("#[test]")
-}
-
-/// What a stretch of a file is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Code,
-    Comment,
-    Literal,
-}
-
-fn split(text: &str) -> (String, String) {
-    let (mut code, mut comments) = (String::new(), String::new());
-    let mut rest = text;
-    while let Some(first) = rest.chars().next() {
-        let (kind, length) = stretch(rest, &code).unwrap_or((Kind::Code, first.len_utf8()));
-        for character in rest[..length].chars() {
-            let keep = |wanted| {
-                if kind == wanted || character == '\n' { character } else { ' ' }
-            };
-            code.push(keep(Kind::Code));
-            comments.push(keep(Kind::Comment));
-        }
-        rest = &rest[length..];
-    }
-    (code, comments)
-}
-
-/// The comment or literal that `rest` begins with, and its length in bytes.
-fn stretch(rest: &str, code_before: &str) -> Option<(Kind, usize)> {
-    if rest.starts_with("//") {
-        return Some((Kind::Comment, rest.find('\n').unwrap_or(rest.len())));
-    }
-    if rest.starts_with("/*") {
-        return Some((Kind::Comment, block_comment(rest)));
-    }
-    if let Some(inner) = rest.strip_prefix('"') {
-        return Some((Kind::Literal, 1 + quoted(inner, '"')));
-    }
-    if rest.starts_with('\'') {
-        return character(rest).map(|length| (Kind::Literal, length));
-    }
-    let in_name = code_before.ends_with(|it: char| it.is_alphanumeric() || it == '_');
-    if in_name { None } else { raw_string(rest).map(|length| (Kind::Literal, length)) }
-}
-
-/// They nest.
-fn block_comment(rest: &str) -> usize {
-    let mut depth = 0usize;
-    let mut at = 0;
-    while at < rest.len() {
-        let step = &rest[at..];
-        if step.starts_with("/*") {
-            depth += 1;
-            at += 2;
-        } else if step.starts_with("*/") {
-            depth -= 1;
-            at += 2;
-            if depth == 0 {
-                return at;
-            }
-        } else {
-            at += step.chars().next().map_or(1, char::len_utf8);
-        }
-    }
-    rest.len()
-}
-
-/// Up to and with the closing quote, a backslash covering what follows it.
-fn quoted(rest: &str, quote: char) -> usize {
-    let mut escaped = false;
-    for (at, character) in rest.char_indices() {
-        match character {
-            _ if escaped => escaped = false,
-            '\\' => escaped = true,
-            it if it == quote => return at + 1,
-            _ => {}
-        }
-    }
-    rest.len()
-}
-
-/// `'x'` or `'\n'`, but not the lifetime `'x`.
-fn character(rest: &str) -> Option<usize> {
-    let mut inner = rest[1..].chars();
-    let first = inner.next()?;
-    if first == '\\' {
-        return Some(1 + quoted(&rest[1..], '\''));
-    }
-    (inner.next() == Some('\'')).then(|| 2 + first.len_utf8())
-}
-
-/// `r"..."`, `br#"..."#` and their kind.
-fn raw_string(rest: &str) -> Option<usize> {
-    let prefix = ["r", "br", "cr"].into_iter().find(|it| {
-        rest.strip_prefix(it).is_some_and(|it| it.trim_start_matches('#').starts_with('"'))
-    })?;
-    let hashes = rest[prefix.len()..].chars().take_while(|it| *it == '#').count();
-    let open = prefix.len() + hashes + 1;
-    let close = format!("\"{}", "#".repeat(hashes));
-    let end = rest[open..].find(&close).map(|at| open + at + close.len());
-    Some(end.unwrap_or(rest.len()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn code(text: &str) -> String {
-        Source::new("x.rs", text).code
-    }
-
     #[test]
-    fn comments_and_literals_are_blank_in_the_code() {
-        assert_eq!(code("a /* { /* } */ { */ b"), format!("a {} b", " ".repeat(17)));
-        assert_eq!(code("a // {\nb"), "a     \nb");
-        assert_eq!(code(r#"f("{ \" {", x)"#), "f(        , x)");
-        assert_eq!(code(r##"f(r#"{ " {"#)"##), "f(          )");
-        assert_eq!(code("f(b'{', '\\'', '{')"), "f(b   ,     ,    )");
-        assert_eq!(code("fn f<'a>(x: &'a str) {}"), "fn f<'a>(x: &'a str) {}");
-        assert_eq!(code("'é' {"), "    {");
-    }
-
-    #[test]
-    fn comments_keep_their_place() {
-        let source = Source::new("x.rs", "let a = 1; // one\n/// two\n\"// three\"");
-        assert_eq!(source.comments, "           // one\n/// two\n          ");
-    }
-
-    #[test]
-    fn functions_with_a_body_are_found() {
-        let text = "\
-fn one() {}
-#[test]
-fn two(x: [u8; 2]) -> bool
-where
-    T: Fn(u8) -> u8,
-{
-    let pointer: fn() = one;
-    if x { '}' } else { \"}\" }
-}
-trait T { fn declared(&self); fn given(&self) { 1 } }
-";
-        let functions = Source::new("x.rs", text).functions();
-        let seen: Vec<_> =
-            functions.iter().map(|it| (it.name.as_str(), it.line, it.is_test)).collect();
-        assert_eq!(seen, [("one", 1, false), ("two", 3, true), ("given", 10, false)]);
+    fn tests_are_found_with_their_line() {
+        let text = "fn one() {}\n#[test]\n#[expect(\n    unused,\n)]\nfn two() {\n}\n// #[test]\nfn three() {}\n";
+        let two = Test { name: "two".into(), line: 6 };
+        assert_eq!(Source::new("x.rs", text).tests(), [two]);
     }
 
     #[test]
@@ -277,18 +125,27 @@ trait T { fn declared(&self); fn given(&self) { 1 } }
 fn a() {}
 #[cfg(test)]
 fn only_in_tests() {
+    if x {
+    }
 }
 #[cfg(test)]
+#[path = \"x.rs\"]
 mod tests;
+impl A {
+    #[cfg(test)]
+    fn b() {
+    }
+    fn c() {}
+}
 #[cfg(test)]
 mod more {
-    fn b() {}
+    fn d() {}
 }
 ";
         let source = Source::new("x.rs", text);
-        let test_code: Vec<_> = (1..=10).filter(|it| source.is_test_code(*it)).collect();
-        assert_eq!(test_code, [2, 3, 4, 5, 6, 7, 8, 9, 10]);
-        assert_eq!(source.lines_without_tests(), 1);
+        let without: Vec<_> = (1..=19).filter(|it| !source.is_test_code(*it)).collect();
+        assert_eq!(without, [1, 10, 14, 15]);
+        assert_eq!(source.lines_without_tests(), 4);
     }
 
     #[test]

@@ -21,13 +21,13 @@ pub fn check(path: &str, text: &str, sources: &[Source]) -> Vec<Finding> {
     missing.map(|(line, name)| finding(line, format!("there is no test `{name}`"))).collect()
 }
 
-/// (name of the file, name of the function) of every test there is.
+/// Returns the name of the file and the name of the function of every test.
 fn tests_of(sources: &[Source]) -> HashSet<(String, String)> {
-    let tests = sources.iter().flat_map(|source| {
-        let tests = source.functions().into_iter().filter(|it| it.is_test);
-        tests.map(|it| (file_name(&source.path), it.name))
-    });
-    tests.collect()
+    let of_file = |source: &Source| {
+        let file = file_name(&source.path);
+        source.tests().into_iter().map(move |it| (file.clone(), it.name)).collect::<Vec<_>>()
+    };
+    sources.iter().flat_map(of_file).collect()
 }
 
 /// What a file is called in the name of a test.

@@ -6,7 +6,6 @@
 use super::anatomy::Anatomy;
 use super::beside::Beside;
 use super::limits::{self, Limit};
-use super::plot::{Series, svg};
 use super::report::Goal;
 use super::tare::{Spent, Tare};
 use crate::bench::Percentiles;
@@ -229,24 +228,6 @@ impl Growth {
         text.extend(self.goals.iter().map(Goal::line));
         text
     }
-
-    /// Per box, by the number of boxes: a level line is linear growth.
-    pub fn plot(&self) -> String {
-        let measured: Vec<(usize, &Costs)> = self.sizes.iter().filter_map(Size::costs).collect();
-        let series = |name, ms: fn(&Costs) -> f64| {
-            let point =
-                |&(boxes, costs): &(usize, &Costs)| (boxes as f64, ms(costs) * 1e3 / boxes as f64);
-            let points = measured.iter().map(point).collect();
-            Series { name, points }
-        };
-        let all = [
-            series("create", |it| it.create.wall_ms),
-            series("rm -f --all", |it| it.rm.wall_ms),
-            series("ls --json", |it| it.ls.wall_ms),
-            series("ls --json, CPU", |it| it.ls.cpu_ms),
-        ];
-        svg("What one of N idle boxes costs", "N, boxes", "microseconds per box", &all)
-    }
 }
 
 impl Size {
@@ -339,14 +320,6 @@ idle boxes: made one by one, listed, removed by one command
   goal: ls --json of 1000 boxes, ms of CPU <= 50: 60.00 not met
 ";
         assert_eq!(growth().table(), expected);
-    }
-
-    #[test]
-    fn the_plot_has_a_line_for_each_step_and_leaves_out_what_was_not_made() {
-        let plot = growth().plot();
-        assert_eq!(plot.matches("<polyline").count(), 4);
-        assert_eq!(plot.matches("<circle").count(), 8, "{plot}");
-        assert!(plot.contains(">1,000<"), "{plot}");
     }
 
     #[test]
