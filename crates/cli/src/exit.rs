@@ -30,7 +30,7 @@ pub enum Subject<'a> {
 
 /// An exit code, and what tare prints about it.
 #[derive(Debug)]
-pub struct Verdict {
+pub struct ExitReport {
     pub code: u8,
     /// The signal that ended the command.
     pub signal: Option<i32>,
@@ -40,7 +40,7 @@ pub struct Verdict {
     pub error: Option<Error>,
 }
 
-impl Verdict {
+impl ExitReport {
     pub fn of(end: End, subject: Subject<'_>) -> Self {
         Self { code: end.code(), signal: end.signal(), note: subject.note(end), error: None }
     }
@@ -172,20 +172,20 @@ mod tests {
     use super::*;
     use tare_engine::spec::Limit;
 
-    /// The verdict on a box with `--memory 64m --timeout 30s --output-limit 64m`.
+    /// The report on a box with `--memory 64m --timeout 30s --output-limit 64m`.
     fn of_box(end: End) -> (u8, Option<i32>, Option<String>) {
         let mut spec = Spec::of(vec!["true".into()]);
         spec.limits.memory_bytes = Limit::Asked(64 << 20);
         spec.timeout = Some(Duration::from_secs(30));
         let subject = Subject::Box { spec: &spec, output_bytes_max: 64 << 20 };
-        let verdict = Verdict::of(end, subject);
-        (verdict.code, verdict.signal, verdict.note)
+        let report = ExitReport::of(end, subject);
+        (report.code, report.signal, report.note)
     }
 
     fn of_command(end: End) -> (u8, Option<String>) {
         let timeout = Some(Duration::from_secs(2));
-        let verdict = Verdict::of(end, Subject::Command { timeout });
-        (verdict.code, verdict.note)
+        let report = ExitReport::of(end, Subject::Command { timeout });
+        (report.code, report.note)
     }
 
     #[test]
@@ -256,9 +256,9 @@ mod tests {
             (ErrorKind::Stuck, 125),
             (ErrorKind::Failed, 125),
         ] {
-            let verdict = Verdict::failed(Error::new(kind, "x"));
-            assert_eq!(verdict.code, code);
-            assert!(verdict.error.is_some());
+            let report = ExitReport::failed(Error::new(kind, "x"));
+            assert_eq!(report.code, code);
+            assert!(report.error.is_some());
         }
     }
 }

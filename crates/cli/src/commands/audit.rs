@@ -11,7 +11,7 @@ use tare_engine::{
 use crate::context::{Context, Purpose};
 use crate::error::{print_json, print_result};
 use crate::exit::{DONE, FAILED};
-use crate::output::format::{self, counted};
+use crate::output::format::{self, plural};
 use crate::output::table::{self, Column};
 
 const EXAMPLES: &str = "\
@@ -106,13 +106,13 @@ fn stuck(audit: &Audit) -> String {
 }
 
 fn verdict(audit: &Audit) -> String {
-    let boxes = counted(audit.boxes.len(), "box", "boxes");
+    let boxes = plural(audit.boxes.len(), "box", "boxes");
     match audit.findings.len() {
         0 => {
             format!("{boxes}. Records and host agree: nothing is left over, nothing is missing.\n")
         }
         some => {
-            let differences = counted(some, "difference", "differences");
+            let differences = plural(some, "difference", "differences");
             let is_swept = audit.findings.iter().any(|it| it.action != Action::Leave);
             let remedy = if is_swept { " Run 'tare sweep' to clean up." } else { "" };
             format!("{boxes}, {differences}.{remedy}\n")
@@ -144,11 +144,11 @@ fn row(of: &AuditedBox) -> [String; 13] {
 fn kept_by(of: &KeptBy) -> String {
     match of {
         KeptBy::Keeper { pid } => format!("process {pid}"),
-        KeptBy::Processes { pids } => counted(pids.len(), "process", "processes"),
+        KeptBy::Processes { pids } => plural(pids.len(), "process", "processes"),
         KeptBy::Retention { until } => match until.since(Timestamp::now()) {
             Duration::ZERO => "retention, until a sweep".to_owned(),
             left => format!("retention, {} left", format::time_left(left)),
         },
-        KeptBy::Nothing => format::NOTHING.to_owned(),
+        KeptBy::Nothing => format::EMPTY_CELL.to_owned(),
     }
 }

@@ -17,7 +17,7 @@ use tare_kernel::signals;
 use crate::commands::each::on_box;
 use crate::commands::process_args::{self, ProcessArgs, hyphen_values};
 use crate::context::{Context, Purpose};
-use crate::exit::{DONE, Subject, Verdict};
+use crate::exit::{DONE, ExitReport, Subject};
 use crate::stdio::{self, Output, PastLimit, Settings, Writers};
 
 const EXAMPLES: &str = "\
@@ -93,17 +93,17 @@ pub fn run(args: &ExecArgs, context: &Context) -> Result<u8, Error> {
     let engine = context.engine(Purpose::Use)?;
     let session =
         on_box(&engine, &args.reference, |id| engine.exec(id, &spec, args.process.stdin(window)))?;
-    let attended = stdio::attend(session, SETTINGS, &taken)?;
-    let mut verdict = match attended.relayed {
-        Ok(()) => Verdict::of(attended.end, Subject::Command { timeout: args.timeout }),
-        Err(error) => Verdict::failed(error),
+    let relayed = stdio::relay(session, SETTINGS, &taken)?;
+    let mut report = match relayed.result {
+        Ok(()) => ExitReport::of(relayed.end, Subject::Command { timeout: args.timeout }),
+        Err(error) => ExitReport::failed(error),
     };
-    verdict.print(false);
-    if let Some(error) = attended.relay.output_failure() {
-        verdict = Verdict::failed(error);
-        verdict.print(false);
+    report.print(false);
+    if let Some(error) = relayed.relay.output_failure() {
+        report = ExitReport::failed(error);
+        report.print(false);
     }
-    Ok(verdict.code)
+    Ok(report.code)
 }
 
 /// What a caller gets of a command in a box is bounded by nothing but the

@@ -96,7 +96,7 @@ fn render(args: &LsArgs, boxes: &[Status]) -> String {
 /// A damaged record does not say when its box was created.
 fn age(status: &Status, now: Timestamp) -> String {
     if status.created_at == Timestamp::from_ms(0) {
-        return format::NOTHING.to_owned();
+        return format::EMPTY_CELL.to_owned();
     }
     format::time(now.since(status.created_at))
 }
@@ -140,9 +140,9 @@ fn state(status: &Status) -> String {
 /// What is left of it; nothing of a box that has ended, or that its caller ends.
 fn lease(status: &Status, now: Timestamp) -> String {
     match status.lease_ends_at {
-        _ if status.state == State::Exited => format::NOTHING.to_owned(),
+        _ if status.state == State::Exited => format::EMPTY_CELL.to_owned(),
         Some(end) => format::time_left(end.since(now)),
-        None if status.attached => format::NOTHING.to_owned(),
+        None if status.attached => format::EMPTY_CELL.to_owned(),
         None => "never".to_owned(),
     }
 }

@@ -122,7 +122,7 @@ fn row(sample: &Sample) -> [String; 7] {
         sample.id.to_string(),
         format::text(sample.name.as_deref()),
         of_limit(usage.memory_bytes, usage.memory_limit_bytes, format::size),
-        usage.cpu_us.map_or(format::NOTHING.to_owned(), cpu_time),
+        usage.cpu_us.map_or(format::EMPTY_CELL.to_owned(), cpu_time),
         of_limit(usage.pids, usage.pids_limit, format::count),
         of_limit(usage.scratch_bytes, usage.scratch_limit_bytes, format::size),
         output(usage),

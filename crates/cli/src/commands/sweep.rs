@@ -7,7 +7,7 @@ use tare_engine::{Action, Error, Outcome, Subject, Swept};
 use crate::context::{Context, Purpose};
 use crate::error::{print_json, print_result};
 use crate::exit::{DONE, FAILED};
-use crate::output::format::counted;
+use crate::output::format::plural;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -113,5 +113,5 @@ fn summary(swept: &[Swept]) -> String {
     } else {
         ("box", "boxes")
     };
-    format!("{}: {}.\n", counted(swept.len(), one, many), parts.join("; "))
+    format!("{}: {}.\n", plural(swept.len(), one, many), parts.join("; "))
 }

@@ -6,7 +6,7 @@ use tare_engine::spec::quantity;
 use tare_engine::spec::shown::escaped;
 
 /// What is not there.
-pub const NOTHING: &str = "-";
+pub const EMPTY_CELL: &str = "-";
 
 /// `3s`, `5m`, `2h`, `3d`: whole units, rounded down.
 pub fn time(duration: Duration) -> String {
@@ -34,7 +34,7 @@ pub fn time_left(duration: Duration) -> String {
 /// With at most one decimal, rounded.
 pub fn size(bytes: Option<u64>) -> String {
     let Some(bytes) = bytes else {
-        return NOTHING.to_owned();
+        return EMPTY_CELL.to_owned();
     };
     let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
     match units.iter().find(|(shift, _)| bytes >> shift > 0) {
@@ -50,11 +50,11 @@ pub fn size(bytes: Option<u64>) -> String {
 }
 
 pub fn count(number: Option<u64>) -> String {
-    number.map_or(NOTHING.to_owned(), |number| number.to_string())
+    number.map_or(EMPTY_CELL.to_owned(), |number| number.to_string())
 }
 
 /// `1 box`, `2 boxes`.
-pub fn counted(count: usize, one: &str, several: &str) -> String {
+pub fn plural(count: usize, one: &str, several: &str) -> String {
     match count {
         1 => format!("1 {one}"),
         other => format!("{other} {several}"),
@@ -62,13 +62,13 @@ pub fn counted(count: usize, one: &str, several: &str) -> String {
 }
 
 pub fn text(text: Option<&str>) -> String {
-    text.map_or(NOTHING.to_owned(), escaped)
+    text.map_or(EMPTY_CELL.to_owned(), escaped)
 }
 
 /// A command as a shell would read it, on one line.
 pub fn command(words: &[String]) -> String {
     if words.is_empty() {
-        return NOTHING.to_owned();
+        return EMPTY_CELL.to_owned();
     }
     let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
     escaped(&words.join(" "))

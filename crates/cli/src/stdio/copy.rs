@@ -51,7 +51,7 @@ pub enum Waiting {
 
 /// Why a stream ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ended {
+pub enum CopyEnd {
     /// The source has no more.
     EndOfFile,
     /// The reader of the sink is gone.
@@ -69,8 +69,8 @@ struct Ends<'fd> {
 }
 
 #[derive(Debug)]
-pub struct Stream<'fd> {
-    ends: Result<Ends<'fd>, Ended>,
+pub struct CopyStream<'fd> {
+    ends: Result<Ends<'fd>, CopyEnd>,
     splices: bool,
     /// Until the pipe is widened.
     narrow_bytes: usize,
@@ -86,10 +86,10 @@ enum Step {
     /// One of the ends was not ready; `splice` does not say which.
     Blocked,
     Wait(Waiting),
-    End(Ended),
+    End(CopyEnd),
 }
 
-impl<'fd> Stream<'fd> {
+impl<'fd> CopyStream<'fd> {
     pub fn new(source: Endpoint<'fd>, sink: Sink<'fd>) -> Self {
         let splices = match &sink {
             Sink::End(end) => source.can_splice_to(end),
@@ -118,14 +118,14 @@ impl<'fd> Stream<'fd> {
         self.waiting
     }
 
-    pub fn ended(&self) -> Option<Ended> {
+    pub fn ended(&self) -> Option<CopyEnd> {
         self.ends.as_ref().err().copied()
     }
 
     /// Ends the stream, closing what is tare's own.
     pub fn stop(&mut self) {
         if self.ends.is_ok() {
-            self.ends = Err(Ended::Stopped);
+            self.ends = Err(CopyEnd::Stopped);
         }
     }
 
@@ -136,7 +136,7 @@ impl<'fd> Stream<'fd> {
 
     /// Copies what can be copied; to be called after `poll` found what
     /// [`Self::interest`] asked for.
-    pub fn advance(&mut self, budget: &mut Budget) {
+    pub fn advance(&mut self, budget: &mut OutputBudget) {
         let mut moved = false;
         for _ in 0..ROUNDS_MAX {
             match self.step(budget) {
@@ -151,7 +151,7 @@ impl<'fd> Stream<'fd> {
                     };
                     // splice(2) reports a full sink before it reports the end of the source.
                     if self.waiting == Waiting::Sink && self.is_source_at_end() {
-                        self.ends = Err(Ended::EndOfFile);
+                        self.ends = Err(CopyEnd::EndOfFile);
                     }
                     return;
                 }
@@ -190,7 +190,7 @@ impl<'fd> Stream<'fd> {
         }
     }
 
-    fn step(&mut self, budget: &mut Budget) -> Step {
+    fn step(&mut self, budget: &mut OutputBudget) -> Step {
         let owes = self.owes();
         let ends = match &self.ends {
             Ok(ends) => ends,
@@ -223,12 +223,12 @@ impl<'fd> Stream<'fd> {
 /// How much of a box's output is passed on, stdout and stderr together. What comes after the limit
 /// is dropped and counted.
 #[derive(Debug)]
-pub struct Budget {
+pub struct OutputBudget {
     room_bytes: u64,
     dropped_bytes: u64,
 }
 
-impl Budget {
+impl OutputBudget {
     pub fn new(limit_bytes: u64) -> Self {
         Self { room_bytes: limit_bytes, dropped_bytes: 0 }
     }
@@ -267,12 +267,12 @@ struct CannotSplice;
 fn splice_chunk(
     source: &Endpoint<'_>,
     sink: &Endpoint<'_>,
-    budget: &mut Budget,
+    budget: &mut OutputBudget,
 ) -> Result<Step, CannotSplice> {
     let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
     let most = budget.allow(WIDE_BYTES);
     match rustix::pipe::splice(source, None, sink, None, most, flags) {
-        Ok(0) => Ok(Step::End(Ended::EndOfFile)),
+        Ok(0) => Ok(Step::End(CopyEnd::EndOfFile)),
         Ok(bytes) => {
             budget.spend(bytes);
             Ok(Step::Moved(bytes))
@@ -290,7 +290,7 @@ fn read_chunk(
     source: &Endpoint<'_>,
     sink: Option<&Endpoint<'_>>,
     kept: &mut Vec<u8>,
-    budget: &mut Budget,
+    budget: &mut OutputBudget,
 ) -> Step {
     let before = kept.len();
     // Most have little to say, and every page of a buffer costs.
@@ -299,7 +299,7 @@ fn read_chunk(
     let result = source.read(&mut kept[before..]);
     kept.truncate(before + result.unwrap_or(0));
     match result {
-        Ok(0) => Step::End(Ended::EndOfFile),
+        Ok(0) => Step::End(CopyEnd::EndOfFile),
         Ok(bytes) => {
             budget.spend(bytes);
             if sink.is_none_or(Endpoint::never_waits) {
@@ -313,10 +313,10 @@ fn read_chunk(
 }
 
 /// Past the limit: read, so that the command is not held up, and forgotten.
-fn drop_chunk(source: &Endpoint<'_>, budget: &mut Budget) -> Step {
+fn drop_chunk(source: &Endpoint<'_>, budget: &mut OutputBudget) -> Step {
     let mut buffer = vec![0; CHUNK_BYTES];
     match source.read(&mut buffer) {
-        Ok(0) => Step::End(Ended::EndOfFile),
+        Ok(0) => Step::End(CopyEnd::EndOfFile),
         Ok(bytes) => {
             budget.drop_bytes(bytes);
             Step::Moved(bytes)
@@ -350,12 +350,12 @@ fn write_pending(
 fn source_error(errno: Errno) -> Step {
     match errno {
         Errno::AGAIN | Errno::INTR => Step::Wait(Waiting::Source),
-        _ => Step::End(Ended::EndOfFile),
+        _ => Step::End(CopyEnd::EndOfFile),
     }
 }
 
-fn sink_error(errno: Errno) -> Ended {
-    if is_closed(errno) { Ended::SinkClosed } else { Ended::SinkFailed(errno) }
+fn sink_error(errno: Errno) -> CopyEnd {
+    if is_closed(errno) { CopyEnd::SinkClosed } else { CopyEnd::SinkFailed(errno) }
 }
 
 #[cfg(test)]

@@ -29,12 +29,12 @@ fn to(file: &File) -> Sink<'_> {
 }
 
 /// Whether what the stream waits for comes within `timeout`.
-fn is_ready(stream: &Stream<'_>, timeout: Timespec) -> bool {
+fn is_ready(stream: &CopyStream<'_>, timeout: Timespec) -> bool {
     let (fd, flags) = stream.interest().unwrap();
     poll(&mut [PollFd::from_borrowed_fd(fd, flags)], Some(&timeout)).unwrap() > 0
 }
 
-fn run_to_end(stream: &mut Stream<'_>, budget: &mut Budget) -> Ended {
+fn run_to_end(stream: &mut CopyStream<'_>, budget: &mut OutputBudget) -> CopyEnd {
     while stream.ended().is_none() {
         assert!(is_ready(stream, STUCK), "stuck: {stream:?}");
         stream.advance(budget);
@@ -43,7 +43,7 @@ fn run_to_end(stream: &mut Stream<'_>, budget: &mut Budget) -> Ended {
 }
 
 /// Copies until the stream would have to wait.
-fn run_until_waiting(stream: &mut Stream<'_>, budget: &mut Budget) {
+fn run_until_waiting(stream: &mut CopyStream<'_>, budget: &mut OutputBudget) {
     while stream.ended().is_none() && is_ready(stream, NOW) {
         stream.advance(budget);
     }
@@ -66,8 +66,8 @@ fn feed(mut writer: File, bytes: Vec<u8>) -> std::thread::JoinHandle<()> {
 
 /// Reads small pieces between steps of the stream, all on this one thread: a
 /// step that waited for the reader would wait forever.
-fn drink_slowly(stream: &mut Stream<'_>, reader: &mut File, length: usize) -> Vec<u8> {
-    let mut budget = Budget::unlimited();
+fn drink_slowly(stream: &mut CopyStream<'_>, reader: &mut File, length: usize) -> Vec<u8> {
+    let mut budget = OutputBudget::unlimited();
     let mut got = Vec::new();
     let mut piece = [0; 3000];
     while got.len() < length {
@@ -92,13 +92,13 @@ fn bytes_arrive_whole_and_in_order_through_pipes() {
         reader.read_to_end(&mut got).unwrap();
         got
     });
-    let mut stream = Stream::new(ours(source), to(&caller));
+    let mut stream = CopyStream::new(ours(source), to(&caller));
     assert!(stream.splices);
-    let ended = run_to_end(&mut stream, &mut Budget::unlimited());
+    let ended = run_to_end(&mut stream, &mut OutputBudget::unlimited());
     drop(stream);
     drop(caller);
     feeder.join().unwrap();
-    assert_eq!(ended, Ended::EndOfFile);
+    assert_eq!(ended, CopyEnd::EndOfFile);
     assert!(drinker.join().unwrap() == bytes);
 }
 
@@ -110,8 +110,8 @@ fn bytes_arrive_in_a_file_from_where_it_was() {
     let (source, mut box_side) = pipe();
     box_side.write_all(b"after").unwrap();
     drop(box_side);
-    let mut stream = Stream::new(ours(source), to(&file));
-    run_to_end(&mut stream, &mut Budget::unlimited());
+    let mut stream = CopyStream::new(ours(source), to(&file));
+    run_to_end(&mut stream, &mut OutputBudget::unlimited());
     assert!(stream.splices);
     assert_eq!(fs::read(&path).unwrap(), b"before after");
     fs::remove_file(path).unwrap();
@@ -126,8 +126,8 @@ fn a_file_opened_for_append_falls_back_to_writing_and_keeps_its_flags() {
     let (source, box_side) = pipe();
     let bytes = pattern(300_000);
     let feeder = feed(box_side, bytes.clone());
-    let mut stream = Stream::new(ours(source), to(&file));
-    run_to_end(&mut stream, &mut Budget::unlimited());
+    let mut stream = CopyStream::new(ours(source), to(&file));
+    run_to_end(&mut stream, &mut OutputBudget::unlimited());
     feeder.join().unwrap();
     assert!(!stream.splices);
     assert_eq!(rustix::fs::fcntl_getfl(&file).unwrap(), flags);
@@ -142,8 +142,8 @@ fn a_slow_reader_does_not_block_and_loses_nothing() {
     let flags = rustix::fs::fcntl_getfl(&caller).unwrap();
     let bytes = pattern(500_000);
     let feeder = feed(box_side, bytes.clone());
-    let mut budget = Budget::unlimited();
-    let mut stream = Stream::new(ours(source), to(&caller));
+    let mut budget = OutputBudget::unlimited();
+    let mut stream = CopyStream::new(ours(source), to(&caller));
     while stream.waiting() == Waiting::Source {
         assert!(is_ready(&stream, STUCK));
         stream.advance(&mut budget);
@@ -163,7 +163,7 @@ fn a_slow_reader_does_not_block_the_buffered_way() {
     let (mut reader, caller) = pipe();
     let bytes = pattern(200_000);
     let feeder = feed(box_side, bytes.clone());
-    let mut stream = Stream::new(ours(source), to(&caller));
+    let mut stream = CopyStream::new(ours(source), to(&caller));
     stream.splices = false;
     let got = drink_slowly(&mut stream, &mut reader, bytes.len());
     feeder.join().unwrap();
@@ -176,9 +176,9 @@ fn a_reader_that_went_away_closes_the_boxs_pipe() {
     let (reader, caller) = pipe();
     drop(reader);
     box_side.write_all(b"x").unwrap();
-    let mut stream = Stream::new(ours(source), to(&caller));
-    let ended = run_to_end(&mut stream, &mut Budget::unlimited());
-    assert_eq!(ended, Ended::SinkClosed);
+    let mut stream = CopyStream::new(ours(source), to(&caller));
+    let ended = run_to_end(&mut stream, &mut OutputBudget::unlimited());
+    assert_eq!(ended, CopyEnd::SinkClosed);
     // The command's next write fails, as in any pipeline.
     let error = box_side.write_all(b"y").unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe);
@@ -189,9 +189,9 @@ fn a_full_disk_is_reported() {
     let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
     let (source, mut box_side) = pipe();
     box_side.write_all(b"x").unwrap();
-    let mut stream = Stream::new(ours(source), to(&full));
-    let ended = run_to_end(&mut stream, &mut Budget::unlimited());
-    assert_eq!(ended, Ended::SinkFailed(Errno::NOSPC));
+    let mut stream = CopyStream::new(ours(source), to(&full));
+    let ended = run_to_end(&mut stream, &mut OutputBudget::unlimited());
+    assert_eq!(ended, CopyEnd::SinkFailed(Errno::NOSPC));
 }
 
 #[test]
@@ -201,9 +201,9 @@ fn output_past_the_limit_is_dropped_and_counted() {
         let file = File::create(&path).unwrap();
         let (source, box_side) = pipe();
         let feeder = feed(box_side, pattern(250_000));
-        let mut budget = Budget::new(limit);
-        let mut stream = Stream::new(ours(source), to(&file));
-        assert_eq!(run_to_end(&mut stream, &mut budget), Ended::EndOfFile);
+        let mut budget = OutputBudget::new(limit);
+        let mut stream = CopyStream::new(ours(source), to(&file));
+        assert_eq!(run_to_end(&mut stream, &mut budget), CopyEnd::EndOfFile);
         feeder.join().unwrap();
         assert!(fs::read(&path).unwrap() == pattern(limit as usize));
         assert_eq!(budget.dropped_bytes(), 250_000 - limit);
@@ -217,22 +217,22 @@ fn output_of_exactly_the_limit_is_not_truncated() {
     let (source, mut box_side) = pipe();
     box_side.write_all(b"12345").unwrap();
     drop(box_side);
-    let mut budget = Budget::new(5);
-    let mut stream = Stream::new(ours(source), Sink::Memory);
-    assert_eq!(run_to_end(&mut stream, &mut budget), Ended::EndOfFile);
+    let mut budget = OutputBudget::new(5);
+    let mut stream = CopyStream::new(ours(source), Sink::Memory);
+    assert_eq!(run_to_end(&mut stream, &mut budget), CopyEnd::EndOfFile);
     assert!(!budget.is_passed());
     assert_eq!(stream.into_kept(), b"12345");
 }
 
 #[test]
 fn two_streams_share_one_limit() {
-    let mut budget = Budget::new(6);
+    let mut budget = OutputBudget::new(6);
     let mut kept = Vec::new();
     for text in [b"abcd", b"efgh"] {
         let (source, mut box_side) = pipe();
         box_side.write_all(text).unwrap();
         drop(box_side);
-        let mut stream = Stream::new(ours(source), Sink::Memory);
+        let mut stream = CopyStream::new(ours(source), Sink::Memory);
         run_to_end(&mut stream, &mut budget);
         kept.push(stream.into_kept());
     }
@@ -245,8 +245,8 @@ fn memory_keeps_everything_in_order() {
     let (source, box_side) = pipe();
     let bytes = pattern(700_001);
     let feeder = feed(box_side, bytes.clone());
-    let mut stream = Stream::new(ours(source), Sink::Memory);
-    run_to_end(&mut stream, &mut Budget::unlimited());
+    let mut stream = CopyStream::new(ours(source), Sink::Memory);
+    run_to_end(&mut stream, &mut OutputBudget::unlimited());
     feeder.join().unwrap();
     assert!(stream.into_kept() == bytes);
 }
@@ -263,8 +263,8 @@ fn stdin_for_a_command_that_never_reads_is_not_hoarded() {
     };
     let (_box_side, sink) = pipe();
     let source = Endpoint::callers(caller.as_fd()).unwrap();
-    let mut stream = Stream::new(source, Sink::End(ours(sink)));
-    run_until_waiting(&mut stream, &mut Budget::unlimited());
+    let mut stream = CopyStream::new(source, Sink::End(ours(sink)));
+    run_until_waiting(&mut stream, &mut OutputBudget::unlimited());
     assert!(stream.ended().is_none());
     assert!(stream.pending.len() <= CHUNK_BYTES);
 }
@@ -276,10 +276,10 @@ fn the_end_of_stdin_reaches_the_command() {
     let file = File::open(&path).unwrap();
     let (mut box_side, sink) = pipe();
     let source = Endpoint::callers(file.as_fd()).unwrap();
-    let mut stream = Stream::new(source, Sink::End(ours(sink)));
+    let mut stream = CopyStream::new(source, Sink::End(ours(sink)));
     assert!(stream.splices);
-    let ended = run_to_end(&mut stream, &mut Budget::unlimited());
-    assert_eq!(ended, Ended::EndOfFile);
+    let ended = run_to_end(&mut stream, &mut OutputBudget::unlimited());
+    assert_eq!(ended, CopyEnd::EndOfFile);
     let mut got = String::new();
     box_side.read_to_string(&mut got).unwrap();
     assert_eq!(got, "question");
@@ -292,9 +292,9 @@ fn stdin_of_a_command_that_ended_is_let_go() {
     let (box_side, sink) = pipe();
     drop(box_side);
     let source = Endpoint::callers(file.as_fd()).unwrap();
-    let mut stream = Stream::new(source, Sink::End(ours(sink)));
-    let ended = run_to_end(&mut stream, &mut Budget::unlimited());
-    assert_eq!(ended, Ended::SinkClosed);
+    let mut stream = CopyStream::new(source, Sink::End(ours(sink)));
+    let ended = run_to_end(&mut stream, &mut OutputBudget::unlimited());
+    assert_eq!(ended, CopyEnd::SinkClosed);
 }
 
 #[test]
@@ -303,9 +303,9 @@ fn a_socket_of_the_caller_does_not_block_either() {
     let (source, box_side) = pipe();
     let bytes = pattern(600_000);
     let feeder = feed(box_side, bytes.clone());
-    let mut budget = Budget::unlimited();
+    let mut budget = OutputBudget::unlimited();
     let sink = Endpoint::callers(near.as_fd()).unwrap();
-    let mut stream = Stream::new(ours(source), Sink::End(sink));
+    let mut stream = CopyStream::new(ours(source), Sink::End(sink));
     while stream.waiting() == Waiting::Source || is_ready(&stream, NOW) {
         assert!(is_ready(&stream, STUCK));
         stream.advance(&mut budget);
@@ -327,9 +327,9 @@ fn the_end_of_a_terminal_is_the_end_of_the_stream() {
     let flags = rustix::pty::OpenptFlags::RDWR | rustix::pty::OpenptFlags::NOCTTY;
     let side = rustix::pty::ioctl_tiocgptpeer(&master, flags).unwrap();
     File::from(side).write_all(b"bye\n").unwrap();
-    let mut stream = Stream::new(Endpoint::ours(master).unwrap(), Sink::Memory);
-    let ended = run_to_end(&mut stream, &mut Budget::unlimited());
-    assert_eq!(ended, Ended::EndOfFile);
+    let mut stream = CopyStream::new(Endpoint::ours(master).unwrap(), Sink::Memory);
+    let ended = run_to_end(&mut stream, &mut OutputBudget::unlimited());
+    assert_eq!(ended, CopyEnd::EndOfFile);
     assert_eq!(stream.into_kept(), b"bye\r\n");
 }
 
@@ -341,8 +341,8 @@ fn a_pipe_is_widened_when_much_has_passed_and_not_before() {
         let watched = source.try_clone().unwrap();
         let sink = OpenOptions::new().write(true).open("/dev/null").unwrap();
         let feeder = feed(writer, pattern(length));
-        let mut stream = Stream::new(ours(source), to(&sink));
-        run_to_end(&mut stream, &mut Budget::unlimited());
+        let mut stream = CopyStream::new(ours(source), to(&sink));
+        run_to_end(&mut stream, &mut OutputBudget::unlimited());
         feeder.join().unwrap();
         assert_eq!(rustix::pipe::fcntl_getpipe_size(&watched).unwrap(), capacity);
     }
@@ -353,10 +353,10 @@ fn output_to_dev_null_is_counted_and_never_waits() {
     let (source, writer) = pipe();
     let sink = OpenOptions::new().write(true).open("/dev/null").unwrap();
     let feeder = feed(writer, pattern(500_000));
-    let mut stream = Stream::new(ours(source), to(&sink));
+    let mut stream = CopyStream::new(ours(source), to(&sink));
     assert!(stream.splices);
-    let mut budget = Budget::new(400_000);
-    assert_eq!(run_to_end(&mut stream, &mut budget), Ended::EndOfFile);
+    let mut budget = OutputBudget::new(400_000);
+    assert_eq!(run_to_end(&mut stream, &mut budget), CopyEnd::EndOfFile);
     feeder.join().unwrap();
     assert_eq!(budget.dropped_bytes(), 100_000);
 }
@@ -368,8 +368,8 @@ fn a_source_at_its_end_does_not_wait_for_a_full_sink() {
     let (_reader, mut sink) = pipe();
     sink.write_all(&vec![7; 64 << 10]).unwrap();
     drop(writer);
-    let mut stream = Stream::new(ours(source), to(&sink));
+    let mut stream = CopyStream::new(ours(source), to(&sink));
     assert!(is_ready(&stream, Timespec::default()));
-    stream.advance(&mut Budget::unlimited());
-    assert_eq!(stream.ended(), Some(Ended::EndOfFile));
+    stream.advance(&mut OutputBudget::unlimited());
+    assert_eq!(stream.ended(), Some(CopyEnd::EndOfFile));
 }

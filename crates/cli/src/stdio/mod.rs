@@ -13,6 +13,8 @@ mod terminal;
 
 pub use crate::stdio::endpoint::{Endpoint, is_closed};
 pub use crate::stdio::pending::PendingWriter;
-pub use crate::stdio::relay::{Attended, Caller, Output, PastLimit, Settings, Writers, attend};
-pub use crate::stdio::signals::{Reaction, asked_to_stop, asks, react, stop_requested, take_over};
+pub use crate::stdio::relay::{Caller, Output, PastLimit, Relayed, Settings, Writers, relay};
+pub use crate::stdio::signals::{
+    SignalAction, action_for, asked_to_stop, asks_to_stop, stop_requested, take_over,
+};
 pub use crate::stdio::terminal::{RawMode, WINDOW_DEFAULT, callers_window, pass_window};

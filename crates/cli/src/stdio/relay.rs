@@ -14,9 +14,9 @@ use rustix::stdio::{stderr, stdin, stdout};
 use tare_engine::{Cause, Context as _, End, Error, Event, Session, Streams};
 use tare_kernel::signals::SignalFd;
 
-use crate::stdio::copy::{Budget, Ended, Sink, Stream, Waiting};
+use crate::stdio::copy::{CopyEnd, CopyStream, OutputBudget, Sink, Waiting};
 use crate::stdio::endpoint::{Endpoint, is_hung_up};
-use crate::stdio::signals::{Reaction, asked_to_stop, asks, react};
+use crate::stdio::signals::{SignalAction, action_for, asked_to_stop, asks_to_stop};
 use crate::stdio::terminal::{RawMode, pass_window};
 
 const SIGKILL: i32 = Signal::KILL.as_raw();
@@ -82,9 +82,9 @@ pub enum Writers {
 
 /// A session that has ended.
 #[derive(Debug)]
-pub struct Attended {
+pub struct Relayed {
     /// Why the command could not be started, or tare could not stay with it.
-    pub relayed: Result<(), Error>,
+    pub result: Result<(), Error>,
     pub end: End,
     /// Why the box may not be gone.
     pub ending: Result<(), Error>,
@@ -94,11 +94,11 @@ pub struct Attended {
 }
 
 /// Stays with the session until its end, ends it, and passes on the rest.
-pub fn attend(
+pub fn relay(
     mut session: Session,
     settings: Settings,
     signals: &SignalFd,
-) -> Result<Attended, Error> {
+) -> Result<Relayed, Error> {
     let relay = Relay::new(Caller::of_this_process(), session.streams(), settings)
         .context(|| "cannot pass on the streams of the box".to_owned());
     let mut relay = match relay {
@@ -108,7 +108,7 @@ pub fn attend(
             return Err(error);
         }
     };
-    let relayed = relay.until_end(&mut session, signals);
+    let result = relay.until_end(&mut session, signals);
     let ended_at = Instant::now();
     let seen = session.seen_end();
     // Before the rest of the output: however slowly that is read, the command
@@ -121,16 +121,16 @@ pub fn attend(
     let is_hasty = is_second_signal || end.cause == Cause::OutputLimit;
     let drained = attached(relay.drain(is_hasty, signals));
     relay.leave_terminal();
-    Ok(Attended { relayed: relayed.and(drained), end, ending, relay, ended_at })
+    Ok(Relayed { result: result.and(drained), end, ending, relay, ended_at })
 }
 
 #[derive(Debug)]
 pub struct Relay<'fd> {
     caller: Caller<'fd>,
-    stdin: Option<Stream<'fd>>,
+    stdin: Option<CopyStream<'fd>>,
     /// stdout and stderr.
-    outputs: [Option<Stream<'fd>>; 2],
-    budget: Budget,
+    outputs: [Option<CopyStream<'fd>>; 2],
+    budget: OutputBudget,
     past_limit: PastLimit,
     writers: Writers,
     /// The first signal that asked the command to stop.
@@ -144,9 +144,10 @@ impl<'fd> Relay<'fd> {
     pub fn new(caller: Caller<'fd>, streams: Streams, settings: Settings) -> io::Result<Self> {
         let output = settings.output;
         let stdin = match streams.stdin {
-            Some(fd) => {
-                Some(Stream::new(Endpoint::callers(caller.stdin)?, Sink::End(Endpoint::ours(fd)?)))
-            }
+            Some(fd) => Some(CopyStream::new(
+                Endpoint::callers(caller.stdin)?,
+                Sink::End(Endpoint::ours(fd)?),
+            )),
             None => None,
         };
         let stdout = output_stream(streams.stdout, caller.stdout, output)?;
@@ -155,7 +156,7 @@ impl<'fd> Relay<'fd> {
             caller,
             stdin,
             outputs: [stdout, stderr],
-            budget: Budget::new(settings.output_bytes_max),
+            budget: OutputBudget::new(settings.output_bytes_max),
             past_limit: settings.past_limit,
             writers: settings.writers,
             asked: None,
@@ -175,7 +176,7 @@ impl<'fd> Relay<'fd> {
     pub fn drain(&mut self, hasty: bool, signals: &SignalFd) -> io::Result<()> {
         self.stdin = None;
         if self.writers == Writers::MayLive {
-            self.budget = Budget::new(LAST_BYTES_MAX);
+            self.budget = OutputBudget::new(LAST_BYTES_MAX);
         }
         while !is_over(&self.outputs) && !self.has_drained_enough() {
             let ready = self.poll(&[signals.as_fd()], Some(self.silence(hasty)))?;
@@ -210,15 +211,15 @@ impl<'fd> Relay<'fd> {
         self.terminal = None;
     }
 
-    pub fn budget(&self) -> &Budget {
+    pub fn budget(&self) -> &OutputBudget {
         &self.budget
     }
 
     /// Why output could not be passed on, unless its reader closed it.
     pub fn output_failure(&self) -> Option<Error> {
-        let failure = |stream: &Stream<'_>| match stream.ended() {
-            Some(Ended::SinkFailed(errno)) => Some(errno),
-            Some(Ended::EndOfFile | Ended::SinkClosed | Ended::Stopped) | None => None,
+        let failure = |stream: &CopyStream<'_>| match stream.ended() {
+            Some(CopyEnd::SinkFailed(errno)) => Some(errno),
+            Some(CopyEnd::EndOfFile | CopyEnd::SinkClosed | CopyEnd::Stopped) | None => None,
         };
         let errno = self.outputs.iter().flatten().find_map(failure)?;
         let failed: Result<(), _> = Err(errno);
@@ -227,7 +228,7 @@ impl<'fd> Relay<'fd> {
 
     /// What was kept of stdout and stderr.
     pub fn into_kept(self) -> [Vec<u8>; 2] {
-        self.outputs.map(|stream| stream.map_or_else(Vec::new, Stream::into_kept))
+        self.outputs.map(|stream| stream.map_or_else(Vec::new, CopyStream::into_kept))
     }
 
     /// Returns whether the process has ended.
@@ -261,10 +262,10 @@ impl<'fd> Relay<'fd> {
     /// Returns whether the process was killed.
     fn take_signals(&mut self, session: &mut Session, signals: &SignalFd) -> io::Result<bool> {
         while let Some(signal) = signals.next()? {
-            match react(signal, self.asked) {
-                Reaction::Resize => self.resize(),
-                Reaction::Pass => {
-                    if asks(signal) {
+            match action_for(signal, self.asked) {
+                SignalAction::Resize => self.resize(),
+                SignalAction::Forward => {
+                    if asks_to_stop(signal) {
                         self.asked = Some(signal);
                     }
                     if signal == Signal::HUP.as_raw() && self.has_hung_up() {
@@ -273,7 +274,7 @@ impl<'fd> Relay<'fd> {
                     // A box that does not take the signal has ended; its event follows.
                     let _ = session.signal(signal);
                 }
-                Reaction::EndBox => {
+                SignalAction::EndSession => {
                     session.kill(killed_at(signal));
                     return Ok(true);
                 }
@@ -303,9 +304,9 @@ impl<'fd> Relay<'fd> {
     fn enter_terminal(&mut self, master: OwnedFd) -> io::Result<()> {
         let raw = RawMode::enter(self.caller.stdin)?;
         let keyboard = Sink::End(Endpoint::ours(master.try_clone()?)?);
-        self.stdin = Some(Stream::new(Endpoint::callers(self.caller.stdin)?, keyboard));
+        self.stdin = Some(CopyStream::new(Endpoint::callers(self.caller.stdin)?, keyboard));
         let screen = Sink::End(Endpoint::callers(self.caller.stdout)?);
-        self.outputs[0] = Some(Stream::new(Endpoint::ours(master.try_clone()?)?, screen));
+        self.outputs[0] = Some(CopyStream::new(Endpoint::ours(master.try_clone()?)?, screen));
         self.terminal = Some((master, raw));
         self.resize();
         Ok(())
@@ -318,7 +319,7 @@ impl<'fd> Relay<'fd> {
         }
     }
 
-    fn streams(&self) -> [&Option<Stream<'fd>>; 3] {
+    fn streams(&self) -> [&Option<CopyStream<'fd>>; 3] {
         [&self.stdin, &self.outputs[0], &self.outputs[1]]
     }
 
@@ -328,7 +329,7 @@ impl<'fd> Relay<'fd> {
         polled.extend(fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)));
         let mut places = [None; 3];
         for (place, stream) in places.iter_mut().zip(self.streams()) {
-            if let Some((fd, flags)) = stream.as_ref().and_then(Stream::interest) {
+            if let Some((fd, flags)) = stream.as_ref().and_then(CopyStream::interest) {
                 *place = Some(polled.len());
                 polled.push(PollFd::from_borrowed_fd(fd, flags));
             }
@@ -350,7 +351,7 @@ impl<'fd> Relay<'fd> {
 
     fn advance(&mut self, ready: &Ready) {
         if let (true, Some(stdin)) = (ready.streams[0], &mut self.stdin) {
-            stdin.advance(&mut Budget::unlimited());
+            stdin.advance(&mut OutputBudget::unlimited());
         }
         for (output, ready) in self.outputs.iter_mut().zip(&ready.streams[1..]) {
             if let (true, Some(output)) = (*ready, output) {
@@ -389,26 +390,26 @@ fn output_stream<'fd>(
     from: Option<OwnedFd>,
     to: BorrowedFd<'fd>,
     output: Output,
-) -> io::Result<Option<Stream<'fd>>> {
+) -> io::Result<Option<CopyStream<'fd>>> {
     let Some(from) = from else { return Ok(None) };
     let sink = match output {
         Output::Pass => Sink::End(Endpoint::callers(to)?),
         Output::Keep => Sink::Memory,
     };
-    Ok(Some(Stream::new(Endpoint::ours(from)?, sink)))
+    Ok(Some(CopyStream::new(Endpoint::ours(from)?, sink)))
 }
 
-fn is_over(outputs: &[Option<Stream<'_>>]) -> bool {
+fn is_over(outputs: &[Option<CopyStream<'_>>]) -> bool {
     outputs.iter().flatten().all(|stream| stream.ended().is_some())
 }
 
-fn outputs_waiting_for(outputs: &[Option<Stream<'_>>], side: Waiting) -> bool {
+fn outputs_waiting_for(outputs: &[Option<CopyStream<'_>>], side: Waiting) -> bool {
     let mut open = outputs.iter().flatten().filter(|one| one.ended().is_none());
     open.any(|stream| stream.waiting() == side)
 }
 
 /// Stops streams whose source stayed silent; all of them in haste.
-fn give_up(outputs: &mut [Option<Stream<'_>>], hasty: bool) {
+fn give_up(outputs: &mut [Option<CopyStream<'_>>], hasty: bool) {
     for stream in outputs.iter_mut().flatten() {
         if hasty || stream.waiting() == Waiting::Source {
             stream.stop();

@@ -32,32 +32,32 @@ pub fn take_over() -> Result<SignalFd, Error> {
 
 /// What the loop does about a signal to tare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reaction {
-    Pass,
-    EndBox,
+pub enum SignalAction {
+    Forward,
+    EndSession,
     Resize,
 }
 
 /// The first signal that asks to stop goes to the command, the next one ends
 /// the box; what only informs always goes to the command.
-pub fn react(signal: i32, asked: Option<i32>) -> Reaction {
+pub fn action_for(signal: i32, asked: Option<i32>) -> SignalAction {
     match Signal::from_named_raw(signal) {
-        Some(Signal::WINCH) => Reaction::Resize,
-        Some(Signal::USR1 | Signal::USR2) => Reaction::Pass,
-        Some(_) | None if asked.is_some() => Reaction::EndBox,
-        Some(_) | None => Reaction::Pass,
+        Some(Signal::WINCH) => SignalAction::Resize,
+        Some(Signal::USR1 | Signal::USR2) => SignalAction::Forward,
+        Some(_) | None if asked.is_some() => SignalAction::EndSession,
+        Some(_) | None => SignalAction::Forward,
     }
 }
 
 /// Whether it asks to stop, as opposed to telling something.
-pub fn asks(signal: i32) -> bool {
+pub fn asks_to_stop(signal: i32) -> bool {
     !matches!(Signal::from_named_raw(signal), Some(Signal::WINCH | Signal::USR1 | Signal::USR2))
 }
 
 /// The first of the signals that have come that asks to stop.
 pub fn asked_to_stop(signals: &SignalFd) -> io::Result<Option<i32>> {
     while let Some(signal) = signals.next()? {
-        if asks(signal) {
+        if asks_to_stop(signal) {
             return Ok(Some(signal));
         }
     }
@@ -72,14 +72,14 @@ mod tests {
     fn the_first_signal_goes_to_the_command_and_the_second_ends_the_box() {
         for signal in [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT] {
             let number = signal.as_raw();
-            assert_eq!(react(number, None), Reaction::Pass);
-            assert_eq!(react(number, Some(2)), Reaction::EndBox);
-            assert!(asks(number));
+            assert_eq!(action_for(number, None), SignalAction::Forward);
+            assert_eq!(action_for(number, Some(2)), SignalAction::EndSession);
+            assert!(asks_to_stop(number));
         }
         for signal in [Signal::USR1, Signal::USR2] {
-            assert_eq!(react(signal.as_raw(), Some(2)), Reaction::Pass);
-            assert!(!asks(signal.as_raw()));
+            assert_eq!(action_for(signal.as_raw(), Some(2)), SignalAction::Forward);
+            assert!(!asks_to_stop(signal.as_raw()));
         }
-        assert_eq!(react(Signal::WINCH.as_raw(), Some(2)), Reaction::Resize);
+        assert_eq!(action_for(Signal::WINCH.as_raw(), Some(2)), SignalAction::Resize);
     }
 }

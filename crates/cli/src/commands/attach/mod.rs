@@ -17,7 +17,7 @@ mod input;
 mod keys;
 mod relay;
 
-use crate::commands::attach::relay::{Left, Wire};
+use crate::commands::attach::relay::{AttachEnd, AttachLoop};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -50,14 +50,14 @@ pub fn run(args: &AttachArgs, context: &Context) -> Result<u8, Error> {
 fn attach(engine: &Engine, id: &BoxId, reference: &str, taken: &SignalFd) -> Result<u8, Error> {
     let end = engine.watch_end(id)?;
     let tell = |signal| engine.signal(id, signal);
-    let mut wire = Wire::new(engine.attach(id)?, Caller::of_this_process(), &tell)?;
+    let mut wire = AttachLoop::new(engine.attach(id)?, Caller::of_this_process(), &tell)?;
     let left = wire.until_end(taken)?;
     // The terminal is the caller's own again.
     drop(wire);
     match left {
-        Left::Ended => Ok(engine.await_end(&end)?.code()),
-        Left::Detached => Ok(DONE),
-        Left::Interrupted(signal) => {
+        AttachEnd::Ended => Ok(engine.await_end(&end)?.code()),
+        AttachEnd::Detached => Ok(DONE),
+        AttachEnd::Interrupted(signal) => {
             print_note(&format!("left box {reference}, which keeps running"));
             Ok(End::of_command(signal).code())
         }

@@ -17,14 +17,16 @@ use tare_kernel::watch::Watch;
 
 use crate::commands::attach::input::{Input, Step};
 use crate::error::print_note;
-use crate::stdio::{Caller, Endpoint, PendingWriter, Reaction, asks, is_closed, react};
+use crate::stdio::{
+    Caller, Endpoint, PendingWriter, SignalAction, action_for, asks_to_stop, is_closed,
+};
 
 /// After so many records input and signals get their turn.
 const RECORDS_MAX: usize = 64;
 
 /// Why the loop ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Left {
+pub enum AttachEnd {
     /// The box did, and all of its output was passed on.
     Ended,
     /// The caller left with the keys, a hangup, or by no longer reading.
@@ -33,7 +35,7 @@ pub enum Left {
     Interrupted(i32),
 }
 
-pub struct Wire<'a> {
+pub struct AttachLoop<'a> {
     logs: Logs,
     watch: Watch,
     /// `None` when the box has ended.
@@ -71,7 +73,7 @@ enum Ready {
     Input,
 }
 
-impl<'a> Wire<'a> {
+impl<'a> AttachLoop<'a> {
     pub fn new(
         attachment: Attachment,
         caller: Caller<'a>,
@@ -95,13 +97,13 @@ impl<'a> Wire<'a> {
     }
 
     /// Passes on until the box has ended or the caller leaves it.
-    pub fn until_end(&mut self, signals: &SignalFd) -> Result<Left, Error> {
+    pub fn until_end(&mut self, signals: &SignalFd) -> Result<AttachEnd, Error> {
         let mut ended = self.keeper.is_none();
         loop {
             let passed = self.pass_on()?;
             let wait = match passed {
-                Passed::All if ended => return Ok(Left::Ended),
-                Passed::Gone => return Ok(Left::Detached),
+                Passed::All if ended => return Ok(AttachEnd::Ended),
+                Passed::Gone => return Ok(AttachEnd::Detached),
                 Passed::Some => Some(Timespec::default()),
                 Passed::All | Passed::Blocked => None,
             };
@@ -171,7 +173,7 @@ impl<'a> Wire<'a> {
         asked
     }
 
-    fn take(&mut self, ready: Ready, signals: &SignalFd) -> Result<Option<Left>, Error> {
+    fn take(&mut self, ready: Ready, signals: &SignalFd) -> Result<Option<AttachEnd>, Error> {
         match ready {
             Ready::Signal => return self.take_signals(signals),
             Ready::Ended => {}
@@ -181,15 +183,15 @@ impl<'a> Wire<'a> {
             }
             Ready::Output(index) => {
                 let gone = is_gone(self.outputs[index].advance())?;
-                return Ok(gone.then_some(Left::Detached));
+                return Ok(gone.then_some(AttachEnd::Detached));
             }
-            Ready::ReaderGone => return Ok(Some(Left::Detached)),
+            Ready::ReaderGone => return Ok(Some(AttachEnd::Detached)),
             Ready::Input => return self.take_input(),
         }
         Ok(None)
     }
 
-    fn take_input(&mut self) -> Result<Option<Left>, Error> {
+    fn take_input(&mut self) -> Result<Option<AttachEnd>, Error> {
         let Some(input) = &mut self.input else {
             return Ok(None);
         };
@@ -197,12 +199,12 @@ impl<'a> Wire<'a> {
             Step::More => {}
             // The box sees the end of it; or it no longer reads.
             Step::Over => self.input = None,
-            Step::Leave => return Ok(Some(Left::Detached)),
+            Step::Leave => return Ok(Some(AttachEnd::Detached)),
         }
         Ok(None)
     }
 
-    fn take_signals(&mut self, signals: &SignalFd) -> Result<Option<Left>, Error> {
+    fn take_signals(&mut self, signals: &SignalFd) -> Result<Option<AttachEnd>, Error> {
         let next = || signals.next().context(|| "cannot read signals".to_owned());
         while let Some(signal) = next()? {
             let left = self.take_signal(signal);
@@ -213,21 +215,21 @@ impl<'a> Wire<'a> {
         Ok(None)
     }
 
-    fn take_signal(&mut self, signal: i32) -> Option<Left> {
+    fn take_signal(&mut self, signal: i32) -> Option<AttachEnd> {
         if signal == Signal::HUP.as_raw() {
             // The caller's terminal is gone, which is not the box's affair.
-            return Some(Left::Detached);
+            return Some(AttachEnd::Detached);
         }
-        match react(signal, self.asked) {
-            Reaction::Resize => self.input.iter().for_each(Input::resize),
-            Reaction::Pass => {
-                if asks(signal) {
+        match action_for(signal, self.asked) {
+            SignalAction::Resize => self.input.iter().for_each(Input::resize),
+            SignalAction::Forward => {
+                if asks_to_stop(signal) {
                     self.asked = Some(signal);
                 }
                 // A box that does not take the signal has ended, which follows.
                 let _ = (self.tell)(signal);
             }
-            Reaction::EndBox => return Some(Left::Interrupted(signal)),
+            SignalAction::EndSession => return Some(AttachEnd::Interrupted(signal)),
         }
         None
     }

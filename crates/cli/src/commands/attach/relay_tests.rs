@@ -79,8 +79,8 @@ fn all_output_arrives_before_the_end_of_the_box_is_reported() {
     }
     attachable.write(Stream::Stderr, "err\n");
     attachable.end();
-    let mut wire = Wire::new(attachment, caller(&stdin, &stdout, &stderr), &untold).unwrap();
-    assert_eq!(wire.until_end(&signals()).unwrap(), Left::Ended);
+    let mut wire = AttachLoop::new(attachment, caller(&stdin, &stdout, &stderr), &untold).unwrap();
+    assert_eq!(wire.until_end(&signals()).unwrap(), AttachEnd::Ended);
     drop(wire);
     drop((stdout, stderr));
     let (mut shown, mut errors) = (String::new(), String::new());
@@ -104,8 +104,8 @@ fn input_reaches_the_box_and_its_end_does_not_end_the_listening() {
         attachable.end();
         (got, attachable)
     });
-    let mut wire = Wire::new(attachment, caller(&stdin, &stdout, &stderr), &untold).unwrap();
-    assert_eq!(wire.until_end(&signals()).unwrap(), Left::Ended);
+    let mut wire = AttachLoop::new(attachment, caller(&stdin, &stdout, &stderr), &untold).unwrap();
+    assert_eq!(wire.until_end(&signals()).unwrap(), AttachEnd::Ended);
     assert_eq!(reader.join().unwrap().0, "question");
 }
 
@@ -116,8 +116,8 @@ fn a_caller_that_no_longer_reads_leaves_the_box() {
     let ((out, stdout), (_err, stderr)) = (pipe().unwrap(), pipe().unwrap());
     let attachment = attachable.attachment(None);
     drop(out);
-    let mut wire = Wire::new(attachment, caller(&stdin, &stdout, &stderr), &untold).unwrap();
-    assert_eq!(wire.until_end(&signals()).unwrap(), Left::Detached);
+    let mut wire = AttachLoop::new(attachment, caller(&stdin, &stdout, &stderr), &untold).unwrap();
+    assert_eq!(wire.until_end(&signals()).unwrap(), AttachEnd::Detached);
 }
 
 #[test]
@@ -131,13 +131,13 @@ fn the_first_signal_goes_to_the_box_and_the_second_leaves_it() {
         Ok(())
     };
     let attachment = attachable.attachment(None);
-    let mut wire = Wire::new(attachment, caller(&stdin, &stdout, &stderr), &tell).unwrap();
+    let mut wire = AttachLoop::new(attachment, caller(&stdin, &stdout, &stderr), &tell).unwrap();
     for (signal, left) in [
         (Signal::USR1, None),
         (Signal::INT, None),
         (Signal::WINCH, None),
-        (Signal::TERM, Some(Left::Interrupted(15))),
-        (Signal::HUP, Some(Left::Detached)),
+        (Signal::TERM, Some(AttachEnd::Interrupted(15))),
+        (Signal::HUP, Some(AttachEnd::Detached)),
     ] {
         assert_eq!(wire.take_signal(signal.as_raw()), left);
     }

@@ -13,7 +13,7 @@ use tare_engine::spec::shown::quoted;
 use tare_engine::{Context as _, Error, PathKind};
 use tare_kernel::step::step;
 
-use crate::commands::cp::target::{self, Landing, Subject};
+use crate::commands::cp::target::{self, CopySource, CopyTarget};
 
 /// Something of the host, held by its directory.
 #[derive(Debug)]
@@ -51,8 +51,8 @@ impl<'a> Source<'a> {
         self.path
     }
 
-    pub fn subject(&self) -> Subject<'a> {
-        Subject::new(target::name(self.path), self.is_directory)
+    pub fn subject(&self) -> CopySource<'a> {
+        CopySource::new(target::name(self.path), self.is_directory)
     }
 
     /// Into an archive, in which it is called `name`.
@@ -92,15 +92,15 @@ impl<'a> Destination<'a> {
 
     /// Takes an archive apart. Nothing in it can get another name than the one
     /// that was asked for.
-    pub fn unpack(&self, stream: &mut File, landing: &Landing) -> Result<Unpacked, Error> {
-        if let Landing::Make { .. } = landing {
+    pub fn unpack(&self, stream: &mut File, landing: &CopyTarget) -> Result<Unpacked, Error> {
+        if let CopyTarget::Make { .. } = landing {
             let made = step("directory for a copy made", || fs::create_dir(self.path));
             made.context(|| format!("cannot make the directory {}", quoted(self.path)))?;
         }
         let (directory, top) = match landing {
-            Landing::Into { name } => (self.path, only(name, name)),
-            Landing::As { name, becomes } => (parent(self.path), only(name, becomes)),
-            Landing::Onto | Landing::Make { .. } => (self.path, Top::Any),
+            CopyTarget::Into { name } => (self.path, only(name, name)),
+            CopyTarget::As { name, becomes } => (parent(self.path), only(name, becomes)),
+            CopyTarget::Onto | CopyTarget::Make { .. } => (self.path, Top::Any),
         };
         let opened = open_directory(directory)
             .context(|| format!("cannot open the directory {}", quoted(directory)))?;

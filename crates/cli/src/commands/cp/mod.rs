@@ -33,7 +33,7 @@ mod host;
 mod target;
 
 use crate::commands::cp::host::{Destination, Source};
-use crate::commands::cp::target::{Landing, Place, Subject, landing};
+use crate::commands::cp::target::{CopyPath, CopySource, CopyTarget, landing};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -55,14 +55,14 @@ be running. Of a box that has ended, only the files that --keep has kept can be 
 pub struct CpArgs {
     /// BOX:PATH, a path of the host, or - for a tar stream from stdin
     #[arg(value_name = "SRC", value_parser = place(), allow_hyphen_values = true)]
-    source: Place,
+    source: CopyPath,
 
     /// BOX:PATH, a path of the host, or - for a tar stream to stdout
     #[arg(value_name = "DST", value_parser = place(), allow_hyphen_values = true)]
-    destination: Place,
+    destination: CopyPath,
 }
 
-fn place() -> impl TypedValueParser<Value = Place> {
+fn place() -> impl TypedValueParser<Value = CopyPath> {
     OsStringValueParser::new().try_map(|text: OsString| target::parse(&text))
 }
 
@@ -70,26 +70,26 @@ pub fn run(args: &CpArgs, context: &Context) -> Result<u8, Error> {
     signals::fail_past_file_limit();
     // What is wrong on the host's side is found before the box is asked.
     match (&args.source, &args.destination) {
-        (Place::Host(source), Place::Box { reference, path }) => {
+        (CopyPath::Host(source), CopyPath::Box { reference, path }) => {
             let source = Source::open(source)?;
             put(&source, path, open_in(context, reference, path)?)?;
         }
-        (Place::Stream, Place::Box { reference, path }) => {
+        (CopyPath::Stream, CopyPath::Box { reference, path }) => {
             stream_in(path, open_in(context, reference, path)?)?;
         }
-        (Place::Box { reference, path }, Place::Host(destination)) => {
+        (CopyPath::Box { reference, path }, CopyPath::Host(destination)) => {
             let destination = Destination::look(destination)?;
             get(path, &destination, open_out(context, reference, path)?)?;
         }
-        (Place::Box { reference, path }, Place::Stream) => {
+        (CopyPath::Box { reference, path }, CopyPath::Stream) => {
             refuse_terminal()?;
             stream_out(open_out(context, reference, path)?)?;
         }
-        (Place::Box { .. }, Place::Box { .. }) => {
+        (CopyPath::Box { .. }, CopyPath::Box { .. }) => {
             let hint = "copy through a stream: tare cp A:/x - | tare cp - B:/y";
             return Ok(wrong_usage("SRC and DST are both in a box", hint));
         }
-        (Place::Host(_) | Place::Stream, Place::Host(_) | Place::Stream) => {
+        (CopyPath::Host(_) | CopyPath::Stream, CopyPath::Host(_) | CopyPath::Stream) => {
             let hint = "write BOX:PATH for one of them, such as web:/work";
             return Ok(wrong_usage("neither SRC nor DST is in a box", hint));
         }
@@ -116,9 +116,9 @@ fn open_out(context: &Context, reference: &str, path: &Path) -> Result<Copy, Err
 
 fn put(source: &Source<'_>, path: &Path, copying: Copy) -> Result<(), Error> {
     let name = match landing(source.subject(), path, copying.found)? {
-        Landing::Into { name } => name,
-        Landing::As { becomes, .. } | Landing::Make { becomes } => becomes,
-        Landing::Onto => ".".into(),
+        CopyTarget::Into { name } => name,
+        CopyTarget::As { becomes, .. } | CopyTarget::Make { becomes } => becomes,
+        CopyTarget::Onto => ".".into(),
     };
     let mut stream = stream_of(&copying)?;
     let packed = source.pack(&mut stream, &name);
@@ -130,7 +130,7 @@ fn put(source: &Source<'_>, path: &Path, copying: Copy) -> Result<(), Error> {
 }
 
 fn get(path: &Path, destination: &Destination<'_>, copying: Copy) -> Result<(), Error> {
-    let subject = Subject::new(target::name(path), copying.found == PathKind::Directory);
+    let subject = CopySource::new(target::name(path), copying.found == PathKind::Directory);
     let landing = landing(subject, destination.path(), destination.found())?;
     let mut stream = stream_of(&copying)?;
     let unpacked = destination.unpack(&mut stream, &landing)?;

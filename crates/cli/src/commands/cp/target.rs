@@ -21,7 +21,7 @@ use crate::error::bad;
 
 /// SRC or DST.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum CopyPath {
     Host(PathBuf),
     /// The path is absolute: it begins at the root of the box.
     Box {
@@ -35,21 +35,23 @@ pub enum Place {
 /// Reads SRC or DST. A text with a colon is a path in a box, unless it begins with a dot or a
 /// slash, or has a slash before the colon. The box can be `KEY:NAME` if the path begins with a
 /// slash.
-pub fn parse(text: &OsStr) -> Result<Place, Error> {
+pub fn parse(text: &OsStr) -> Result<CopyPath, Error> {
     let bytes = text.as_bytes();
     let colon = position_of_colon(bytes);
     let (reference, path) = match (bytes, colon) {
         (b"", _) => return Err(bad("a path is empty", "name a file or a directory")),
-        (b"-", _) => return Ok(Place::Stream),
-        ([b'.' | b'/', ..], _) | (_, None) => return Ok(Place::Host(text.into())),
-        (_, Some(colon)) if bytes[..colon].contains(&b'/') => return Ok(Place::Host(text.into())),
+        (b"-", _) => return Ok(CopyPath::Stream),
+        ([b'.' | b'/', ..], _) | (_, None) => return Ok(CopyPath::Host(text.into())),
+        (_, Some(colon)) if bytes[..colon].contains(&b'/') => {
+            return Ok(CopyPath::Host(text.into()));
+        }
         (_, Some(colon)) => {
             let end = colon + name_after(&bytes[colon + 1..]).map_or(0, |length| length + 1);
             (&bytes[..end], &bytes[end + 1..])
         }
     };
     match (std::str::from_utf8(reference), path) {
-        (Ok(reference), [_, ..]) if !reference.is_empty() => Ok(Place::Box {
+        (Ok(reference), [_, ..]) if !reference.is_empty() => Ok(CopyPath::Box {
             reference: reference.to_owned(),
             path: Path::new("/").join(OsStr::from_bytes(path)),
         }),
@@ -73,7 +75,7 @@ fn name_after(rest: &[u8]) -> Option<usize> {
 
 /// The thing that is copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Subject<'a> {
+pub enum CopySource<'a> {
     /// Anything that is not a directory.
     File(&'a OsStr),
     Directory(&'a OsStr),
@@ -81,7 +83,7 @@ pub enum Subject<'a> {
     Content,
 }
 
-impl<'a> Subject<'a> {
+impl<'a> CopySource<'a> {
     /// Describes a path whose last component is `name`.
     pub fn new(name: Option<&'a OsStr>, is_directory: bool) -> Self {
         match (name, is_directory) {
@@ -94,7 +96,7 @@ impl<'a> Subject<'a> {
 
 /// Where a copy goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Landing {
+pub enum CopyTarget {
     /// Into the directory DST, under its own name.
     Into { name: OsString },
     /// As DST, which is called `becomes` in its directory.
@@ -106,25 +108,25 @@ pub enum Landing {
 }
 
 pub fn landing(
-    subject: Subject<'_>,
+    subject: CopySource<'_>,
     destination: &Path,
     found: PathKind,
-) -> Result<Landing, Error> {
+) -> Result<CopyTarget, Error> {
     let refused = |why: &str, hint: &str| Err(bad(format!("{} {why}", quoted(destination)), hint));
     let slash = ends_with_slash(destination);
     match (found, subject) {
-        (PathKind::Directory, Subject::File(name) | Subject::Directory(name)) => {
-            Ok(Landing::Into { name: name.into() })
+        (PathKind::Directory, CopySource::File(name) | CopySource::Directory(name)) => {
+            Ok(CopyTarget::Into { name: name.into() })
         }
-        (PathKind::Directory, Subject::Content) => Ok(Landing::Onto),
-        (PathKind::Missing, Subject::File(_)) if slash => refused(
+        (PathKind::Directory, CopySource::Content) => Ok(CopyTarget::Onto),
+        (PathKind::Missing, CopySource::File(_)) if slash => refused(
             "is not there, and a file cannot become a directory",
             "make the directory first, or leave the slash out",
         ),
-        (PathKind::File, Subject::File(_)) if slash => {
+        (PathKind::File, CopySource::File(_)) if slash => {
             refused("is not a directory", "leave the slash out to replace the file")
         }
-        (PathKind::File, Subject::Directory(_) | Subject::Content) => refused(
+        (PathKind::File, CopySource::Directory(_) | CopySource::Content) => refused(
             "is a file, and a directory is to be copied there",
             "name a directory, or something that is not there yet",
         ),
@@ -135,13 +137,13 @@ pub fn landing(
     }
 }
 
-fn renamed(subject: Subject<'_>, becomes: &OsStr) -> Landing {
+fn renamed(subject: CopySource<'_>, becomes: &OsStr) -> CopyTarget {
     let becomes = becomes.to_owned();
     match subject {
-        Subject::File(name) | Subject::Directory(name) => {
-            Landing::As { name: name.to_owned(), becomes }
+        CopySource::File(name) | CopySource::Directory(name) => {
+            CopyTarget::As { name: name.to_owned(), becomes }
         }
-        Subject::Content => Landing::Make { becomes },
+        CopySource::Content => CopyTarget::Make { becomes },
     }
 }
 
@@ -160,8 +162,8 @@ pub fn ends_with_slash(path: &Path) -> bool {
 mod tests {
     use super::*;
 
-    fn in_box(reference: &str, path: &str) -> Place {
-        Place::Box { reference: reference.into(), path: path.into() }
+    fn in_box(reference: &str, path: &str) -> CopyPath {
+        CopyPath::Box { reference: reference.into(), path: path.into() }
     }
 
     #[test]
@@ -176,12 +178,12 @@ mod tests {
             (":web:/a:/b", in_box(":web", "/a:/b")),
             ("web:a:b", in_box("web", "/a:b")),
             ("web::/b", in_box("web", "/:/b")),
-            ("file", Place::Host("file".into())),
-            ("./a:b", Place::Host("./a:b".into())),
-            ("/a:b", Place::Host("/a:b".into())),
-            ("dir/a:b", Place::Host("dir/a:b".into())),
-            (".hidden:x", Place::Host(".hidden:x".into())),
-            ("-", Place::Stream),
+            ("file", CopyPath::Host("file".into())),
+            ("./a:b", CopyPath::Host("./a:b".into())),
+            ("/a:b", CopyPath::Host("/a:b".into())),
+            ("dir/a:b", CopyPath::Host("dir/a:b".into())),
+            (".hidden:x", CopyPath::Host(".hidden:x".into())),
+            ("-", CopyPath::Stream),
         ] {
             let parsed = parse(OsStr::new(text)).unwrap();
             assert_eq!(parsed, place, "{text}");
@@ -191,7 +193,7 @@ mod tests {
     #[test]
     fn the_end_of_a_path_keeps_its_meaning() {
         for text in ["web:/work/.", "web:/work/"] {
-            let Place::Box { path, .. } = parse(OsStr::new(text)).unwrap() else {
+            let CopyPath::Box { path, .. } = parse(OsStr::new(text)).unwrap() else {
                 panic!("not in a box");
             };
             assert_eq!(path.as_os_str(), &text[4..]);
@@ -206,31 +208,31 @@ mod tests {
         assert!(parse(OsStr::from_bytes(b"\xff:/x")).is_err());
     }
 
-    fn land(subject: Subject<'_>, destination: &str, found: PathKind) -> Option<Landing> {
+    fn land(subject: CopySource<'_>, destination: &str, found: PathKind) -> Option<CopyTarget> {
         landing(subject, Path::new(destination), found).ok()
     }
 
-    fn file() -> Subject<'static> {
-        Subject::File(OsStr::new("src"))
+    fn file() -> CopySource<'static> {
+        CopySource::File(OsStr::new("src"))
     }
 
-    fn directory() -> Subject<'static> {
-        Subject::Directory(OsStr::new("src"))
+    fn directory() -> CopySource<'static> {
+        CopySource::Directory(OsStr::new("src"))
     }
 
-    fn as_dst() -> Option<Landing> {
-        Some(Landing::As { name: "src".into(), becomes: "dst".into() })
+    fn as_dst() -> Option<CopyTarget> {
+        Some(CopyTarget::As { name: "src".into(), becomes: "dst".into() })
     }
 
     #[test]
     fn a_directory_takes_things_in_under_their_names() {
-        let into = Some(Landing::Into { name: "src".into() });
+        let into = Some(CopyTarget::Into { name: "src".into() });
         for destination in ["/a/dst", "/a/dst/", "/a/dst/.", "/", "."] {
             let found = PathKind::Directory;
             assert_eq!(land(file(), destination, found), into);
             assert_eq!(land(directory(), destination, found), into);
-            let content = land(Subject::Content, destination, found);
-            assert_eq!(content, Some(Landing::Onto));
+            let content = land(CopySource::Content, destination, found);
+            assert_eq!(content, Some(CopyTarget::Onto));
         }
     }
 
@@ -239,10 +241,10 @@ mod tests {
         let found = PathKind::Missing;
         assert_eq!(land(file(), "a/dst", found), as_dst());
         assert_eq!(land(file(), "a/dst/", found), None);
-        let made = Some(Landing::Make { becomes: "dst".into() });
+        let made = Some(CopyTarget::Make { becomes: "dst".into() });
         for destination in ["a/dst", "a/dst/", "dst"] {
             assert_eq!(land(directory(), destination, found), as_dst());
-            assert_eq!(land(Subject::Content, destination, found), made);
+            assert_eq!(land(CopySource::Content, destination, found), made);
         }
     }
 
@@ -252,7 +254,7 @@ mod tests {
         assert_eq!(land(file(), "dst", found), as_dst());
         assert_eq!(land(file(), "dst/", found), None);
         assert_eq!(land(directory(), "dst", found), None);
-        assert_eq!(land(Subject::Content, "dst", found), None);
+        assert_eq!(land(CopySource::Content, "dst", found), None);
     }
 
     #[test]

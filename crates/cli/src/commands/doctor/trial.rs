@@ -109,17 +109,14 @@ fn make_and_end(engine: &Engine, limits: &[AskedLimit]) -> Result<(), Error> {
         writers: Writers::Dead,
     };
     let session = engine.run(&spec, Stdin::Empty)?;
-    let attended = stdio::attend(session, settings, &signals)?;
-    match attended.relayed {
+    let relayed = stdio::relay(session, settings, &signals)?;
+    match relayed.result {
         // The view of the host may have no `true`. Executing it is the last step, so the box was
         // made whole.
         Err(error) if error.kind() == ErrorKind::CommandNotFound => {}
-        relayed => {
-            relayed?;
-            judge(attended.end)?;
-        }
+        result => result.and_then(|()| judge(relayed.end))?,
     }
-    attended.ending
+    relayed.ending
 }
 
 fn judge(end: End) -> Result<(), Error> {

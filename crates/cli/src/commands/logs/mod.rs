@@ -54,7 +54,7 @@ pub struct LogsArgs {
     tail: Option<u32>,
 
     /// Start at this time: 10m (ago), or 2026-11-15T22:09:05Z
-    #[arg(long, value_name = "TIME", value_parser = moment, allow_hyphen_values = true)]
+    #[arg(long, value_name = "TIME", value_parser = time_or_ago, allow_hyphen_values = true)]
     since: Option<Timestamp>,
 
     /// Put the time before each line
@@ -116,7 +116,7 @@ impl From<Errno> for Stop {
 }
 
 /// `10m` ago, or a moment as such.
-fn moment(text: &str) -> Result<Timestamp, Error> {
+fn time_or_ago(text: &str) -> Result<Timestamp, Error> {
     if let Ok(ago) = quantity::duration(text) {
         return Ok(Timestamp::now().before(ago));
     }

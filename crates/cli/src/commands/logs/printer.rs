@@ -11,7 +11,7 @@ use rustix::io::{Errno, write};
 use rustix::termios::isatty;
 use tare_engine::logs::{Record, Stream};
 
-use crate::commands::logs::visible::Visible;
+use crate::commands::logs::visible::ControlEscaper;
 use crate::stdio::Caller;
 
 /// Enough to make the calls cheap.
@@ -33,8 +33,8 @@ pub enum Controls {
 
 #[derive(Debug)]
 pub struct Printer<'fd> {
-    stdout: Outlet<'fd>,
-    stderr: Outlet<'fd>,
+    stdout: LineWriter<'fd>,
+    stderr: LineWriter<'fd>,
     /// The stream that was printed last: only its outlet has something gathered.
     latest: Stream,
     prefix: Prefix,
@@ -43,8 +43,8 @@ pub struct Printer<'fd> {
 impl<'fd> Printer<'fd> {
     pub fn new(caller: Caller<'fd>, prefix: Prefix, controls: Controls) -> Self {
         Self {
-            stdout: Outlet::new(caller.stdout, controls),
-            stderr: Outlet::new(caller.stderr, controls),
+            stdout: LineWriter::new(caller.stdout, controls),
+            stderr: LineWriter::new(caller.stderr, controls),
             latest: Stream::Stdout,
             prefix,
         }
@@ -60,7 +60,7 @@ impl<'fd> Printer<'fd> {
             self.latest = record.stream;
         }
         let prefix = self.prefix;
-        let outlet = self.latest_outlet();
+        let outlet = self.latest_writer();
         for line in record.bytes.split_inclusive(|byte| *byte == b'\n') {
             if outlet.at_line_start && prefix == Prefix::Time {
                 let time = record.time.to_string();
@@ -77,10 +77,10 @@ impl<'fd> Printer<'fd> {
 
     /// Writes all that was printed.
     pub fn flush(&mut self) -> Result<(), Errno> {
-        self.latest_outlet().flush()
+        self.latest_writer().flush()
     }
 
-    fn latest_outlet(&mut self) -> &mut Outlet<'fd> {
+    fn latest_writer(&mut self) -> &mut LineWriter<'fd> {
         match self.latest {
             Stream::Stdout => &mut self.stdout,
             Stream::Stderr => &mut self.stderr,
@@ -90,22 +90,22 @@ impl<'fd> Printer<'fd> {
 
 /// One stream's way out.
 #[derive(Debug)]
-struct Outlet<'fd> {
+struct LineWriter<'fd> {
     fd: BorrowedFd<'fd>,
     gathered: Vec<u8>,
     at_line_start: bool,
     /// On a terminal.
-    visible: Option<Visible>,
+    visible: Option<ControlEscaper>,
 }
 
-impl<'fd> Outlet<'fd> {
+impl<'fd> LineWriter<'fd> {
     fn new(fd: BorrowedFd<'fd>, controls: Controls) -> Self {
         Self {
             fd,
             gathered: Vec::new(),
             at_line_start: true,
             visible: match controls {
-                Controls::VisibleOnTerminals => isatty(fd).then(Visible::default),
+                Controls::VisibleOnTerminals => isatty(fd).then(ControlEscaper::default),
                 Controls::Raw => None,
             },
         }

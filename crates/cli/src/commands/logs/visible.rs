@@ -6,7 +6,7 @@
 
 /// Shows one stream, which may come in pieces of any size.
 #[derive(Debug, Default)]
-pub struct Visible {
+pub struct ControlEscaper {
     /// A carriage return, or the first half of a control character of the second
     /// row, whose meaning the next byte decides. What is still held at the end
     /// of a log would have shown nothing.
@@ -17,7 +17,7 @@ pub struct Visible {
 /// 0x80 to 0x9f are halves of other characters.
 const SECOND_ROW: u8 = 0xc2;
 
-impl Visible {
+impl ControlEscaper {
     /// Appends to `shown` what `bytes` look like.
     pub fn show(&mut self, bytes: &[u8], shown: &mut Vec<u8>) {
         for byte in bytes {
@@ -55,8 +55,8 @@ mod tests {
 
     fn shown(text: &str) -> String {
         let mut whole = Vec::new();
-        Visible::default().show(text.as_bytes(), &mut whole);
-        let (mut visible, mut pieces) = (Visible::default(), Vec::new());
+        ControlEscaper::default().show(text.as_bytes(), &mut whole);
+        let (mut visible, mut pieces) = (ControlEscaper::default(), Vec::new());
         for byte in text.bytes() {
             visible.show(&[byte], &mut pieces);
         }

@@ -13,7 +13,7 @@ use tare_kernel::signals::SignalFd;
 
 use crate::commands::lease::{self, Lease};
 use crate::commands::run::args::RunArgs;
-use crate::commands::run::spec::Request;
+use crate::commands::run::spec::RunPlan;
 use crate::error::{print_json, print_note, print_result};
 use crate::exit::DONE;
 use crate::stdio;
@@ -63,11 +63,11 @@ struct Report {
 pub fn start(
     engine: &Engine,
     args: &RunArgs,
-    request: &Request,
+    plan: &RunPlan,
     signals: &SignalFd,
 ) -> Result<u8, Error> {
     let given_up = stdio::stop_requested()?;
-    let started = engine.start_unless(&request.spec, &options(args), given_up.as_fd());
+    let started = engine.start_unless(&plan.spec, &options(args), given_up.as_fd());
     let asked = stdio::asked_to_stop(signals).context(|| "cannot read signals".to_owned())?;
     let started = match (started, asked) {
         (Ok(started), None) => started,
@@ -81,19 +81,19 @@ pub fn start(
         }
         (Err(error), _) => return Err(error),
     };
-    if !request.quiet {
+    if !plan.quiet {
         started.notes.iter().for_each(|note| print_note(note));
     }
-    if let Err(error) = print_id(&started.id, args, request) {
+    if let Err(error) = print_id(&started.id, args, plan) {
         engine.remove(&started.id, true)?;
         return Err(error);
     }
     Ok(DONE)
 }
 
-fn print_id(id: &BoxId, args: &RunArgs, request: &Request) -> Result<(), Error> {
+fn print_id(id: &BoxId, args: &RunArgs, plan: &RunPlan) -> Result<(), Error> {
     let id = id.to_string();
-    let name = request.spec.name.as_ref().map(ToString::to_string);
+    let name = plan.spec.name.as_ref().map(ToString::to_string);
     if args.labels.json {
         print_json(&Report { id, name })
     } else {

@@ -21,15 +21,15 @@ mod detach;
 mod spec;
 
 pub use crate::commands::run::args::RunArgs;
-use crate::commands::run::spec::{Request, Surroundings};
+use crate::commands::run::spec::{CallerContext, RunPlan};
 use crate::context::{Context, Purpose};
-use crate::exit::{Subject, Verdict};
+use crate::exit::{ExitReport, Subject};
 
 use crate::error::{print_json, print_note};
-use crate::stdio::{self, Attended, Output};
+use crate::stdio::{self, Output, Relayed};
 
 pub fn run(args: &RunArgs, context: &Context) -> Result<u8, Error> {
-    let request = spec::make(args, &surroundings()?)?;
+    let plan = spec::plan(args, &caller_context()?)?;
     let taken = stdio::take_over()?;
     signals::keep_ended_children();
     signals::fail_past_file_limit();
@@ -39,16 +39,16 @@ pub fn run(args: &RunArgs, context: &Context) -> Result<u8, Error> {
             Some(parent) => engine.below(parent.clone())?,
             None => engine,
         };
-        return detach::start(&engine, args, &request, &taken);
+        return detach::start(&engine, args, &plan, &taken);
     }
     let started = Instant::now();
-    let session = engine.run(&request.spec, request.stdin)?;
-    if !request.quiet {
+    let session = engine.run(&plan.spec, plan.stdin)?;
+    if !plan.quiet {
         session.notes().iter().for_each(|note| print_note(note));
     }
     let id = session.id().to_string();
-    let attended = stdio::attend(session, request.relay, &taken)?;
-    conclude(id, attended, started, &request)
+    let relayed = stdio::relay(session, plan.relay, &taken)?;
+    conclude(id, relayed, started, &plan)
 }
 
 /// The object that `--json` prints.
@@ -67,38 +67,33 @@ struct Report {
 }
 
 /// Prints what there is to say, and returns the exit code.
-fn conclude(
-    id: String,
-    attended: Attended,
-    started: Instant,
-    request: &Request,
-) -> Result<u8, Error> {
-    let Attended { relayed, end, ending, relay, ended_at } = attended;
-    let output_bytes_max = request.relay.output_bytes_max;
-    let subject = Subject::Box { spec: &request.spec, output_bytes_max };
-    let mut verdict = match relayed {
-        Ok(()) => Verdict::of(end, subject),
-        Err(error) => Verdict::failed(error),
+fn conclude(id: String, relayed: Relayed, started: Instant, plan: &RunPlan) -> Result<u8, Error> {
+    let Relayed { result, end, ending, relay, ended_at } = relayed;
+    let output_bytes_max = plan.relay.output_bytes_max;
+    let subject = Subject::Box { spec: &plan.spec, output_bytes_max };
+    let mut report = match result {
+        Ok(()) => ExitReport::of(end, subject),
+        Err(error) => ExitReport::failed(error),
     };
     let truncated = relay.budget().is_passed();
-    if truncated && end.cause != Cause::OutputLimit && !request.quiet {
+    if truncated && end.cause != Cause::OutputLimit && !plan.quiet {
         print_note(&subject.truncated(relay.budget().dropped_bytes()));
     }
-    verdict.print(request.quiet);
-    let was_run = verdict.error.is_none();
+    report.print(plan.quiet);
+    let was_run = report.error.is_none();
     // What failed after the command had ended.
     if let Some(error) = ending.err().or_else(|| relay.output_failure()) {
-        verdict = Verdict::failed(error);
-        verdict.print(request.quiet);
+        report = ExitReport::failed(error);
+        report.print(plan.quiet);
     }
-    if was_run && request.relay.output == Output::Keep {
+    if was_run && plan.relay.output == Output::Keep {
         let duration_ms = ended_at.duration_since(started).as_millis();
         let [stdout, stderr] = relay.into_kept();
         print_json(&Report {
             id,
-            name: request.spec.name.as_ref().map(ToString::to_string),
-            exit_code: verdict.code,
-            signal: verdict.signal,
+            name: plan.spec.name.as_ref().map(ToString::to_string),
+            exit_code: report.code,
+            signal: report.signal,
             cause: end.cause,
             oom: end.oom,
             truncated,
@@ -107,12 +102,12 @@ fn conclude(
             stderr: String::from_utf8_lossy(&stderr).into_owned(),
         })?;
     }
-    Ok(verdict.code)
+    Ok(report.code)
 }
 
-fn surroundings() -> Result<Surroundings, Error> {
+fn caller_context() -> Result<CallerContext, Error> {
     let env = ["PATH", "HOME", "LANG", "TERM"].into_iter();
-    Ok(Surroundings {
+    Ok(CallerContext {
         current_dir: std::env::current_dir().ok(),
         user: User { uid: getuid().as_raw(), gid: getgid().as_raw() },
         window: stdio::callers_window()?,

@@ -18,7 +18,7 @@ const ROOT_HOME: &str = "/root";
 
 /// What tare knows of the process that started it.
 #[derive(Debug, Clone)]
-pub struct Surroundings {
+pub struct CallerContext {
     /// `None` when it has been removed.
     pub current_dir: Option<PathBuf>,
     pub user: User,
@@ -30,14 +30,14 @@ pub struct Surroundings {
 
 /// A spec, and what stays with the caller.
 #[derive(Debug)]
-pub struct Request {
+pub struct RunPlan {
     pub spec: Spec,
     pub stdin: Stdin,
     pub relay: stdio::Settings,
     pub quiet: bool,
 }
 
-impl Surroundings {
+impl CallerContext {
     fn current_dir(&self) -> Result<&Path, Error> {
         let message = "cannot find the current directory";
         self.current_dir.as_deref().ok_or_else(|| {
@@ -53,10 +53,10 @@ impl Surroundings {
     }
 }
 
-pub fn make(args: &RunArgs, around: &Surroundings) -> Result<Request, Error> {
-    Ok(Request {
-        spec: spec(args, around)?,
-        stdin: args.process.stdin(around.window),
+pub fn plan(args: &RunArgs, caller: &CallerContext) -> Result<RunPlan, Error> {
+    Ok(RunPlan {
+        spec: spec(args, caller)?,
+        stdin: args.process.stdin(caller.window),
         relay: stdio::Settings {
             output: if args.labels.json { Output::Keep } else { Output::Pass },
             output_bytes_max: args.limits.output_limit.unwrap_or(defaults::OUTPUT_BYTES),
@@ -67,8 +67,8 @@ pub fn make(args: &RunArgs, around: &Surroundings) -> Result<Request, Error> {
     })
 }
 
-fn spec(args: &RunArgs, around: &Surroundings) -> Result<Spec, Error> {
-    let env = environment(args, around)?;
+fn spec(args: &RunArgs, caller: &CallerContext) -> Result<Spec, Error> {
+    let env = environment(args, caller)?;
     command::check(&args.process.command, &env)?;
     let labels = name::labels(args.labels.label.iter().map(String::as_str));
     Ok(Spec {
@@ -77,21 +77,21 @@ fn spec(args: &RunArgs, around: &Surroundings) -> Result<Spec, Error> {
         name: args.labels.name.clone(),
         labels: labels.map_err(|error| of_option("--label", error))?,
         env,
-        workdir: workdir(args, around)?,
+        workdir: workdir(args, caller)?,
         workspace: args.files.workspace.clone(),
-        user: user_of(args, around),
+        user: user_of(args, caller),
         privilege: if args.isolation.root { Privilege::BoxRoot } else { Privilege::Unprivileged },
         limits: limits(args),
         timeout: args.limits.timeout,
         root: match &args.files.rootfs {
-            Some(path) => Root::Directory(around.resolve(path)?),
+            Some(path) => Root::Directory(caller.resolve(path)?),
             None => Root::HostView,
         },
-        volumes: volumes(args, around)?,
+        volumes: volumes(args, caller)?,
         network: network(args),
         isolation: if args.isolation.contain { Isolation::Contain } else { Isolation::Full },
         seccomp: seccomp(args),
-        terminal: terminal(args, around)?,
+        terminal: terminal(args, caller)?,
     })
 }
 
@@ -110,9 +110,9 @@ fn limit<T>(asked: Option<T>, default: T) -> Limit<T> {
 }
 
 /// The user in the box: with `--contain` the caller's own.
-fn user_of(args: &RunArgs, around: &Surroundings) -> User {
+fn user_of(args: &RunArgs, caller: &CallerContext) -> User {
     match (args.isolation.contain, args.isolation.root) {
-        (true, _) => around.user,
+        (true, _) => caller.user,
         (false, true) => defaults::BOX_ROOT,
         (false, false) => args.user.unwrap_or(defaults::USER),
     }
@@ -136,15 +136,15 @@ fn seccomp(args: &RunArgs) -> SeccompProfile {
 }
 
 /// The terminal of a detached box has a default size: no client may be attached yet.
-fn terminal(args: &RunArgs, around: &Surroundings) -> Result<Terminal, Error> {
+fn terminal(args: &RunArgs, caller: &CallerContext) -> Result<Terminal, Error> {
     let unseen = args.detached.detach.then_some(stdio::WINDOW_DEFAULT);
-    args.process.terminal(around.window.or(unseen))
+    args.process.terminal(caller.window.or(unseen))
 }
 
-fn workdir(args: &RunArgs, around: &Surroundings) -> Result<Option<PathBuf>, Error> {
+fn workdir(args: &RunArgs, caller: &CallerContext) -> Result<Option<PathBuf>, Error> {
     match (&args.workdir, args.isolation.contain) {
-        (Some(path), true) => Ok(Some(around.resolve(path)?)),
-        (None, true) => Ok(Some(around.current_dir()?.to_owned())),
+        (Some(path), true) => Ok(Some(caller.resolve(path)?)),
+        (None, true) => Ok(Some(caller.current_dir()?.to_owned())),
         (Some(path), false) => process_args::workdir(path.clone())
             .map(Some)
             .map_err(|error| of_option("--workdir", error)),
@@ -152,10 +152,10 @@ fn workdir(args: &RunArgs, around: &Surroundings) -> Result<Option<PathBuf>, Err
     }
 }
 
-fn volumes(args: &RunArgs, around: &Surroundings) -> Result<Vec<Volume>, Error> {
+fn volumes(args: &RunArgs, caller: &CallerContext) -> Result<Vec<Volume>, Error> {
     let parse = |text: &OsString| {
         let base =
-            if Path::new(text).is_absolute() { Path::new("/") } else { around.current_dir()? };
+            if Path::new(text).is_absolute() { Path::new("/") } else { caller.current_dir()? };
         volume::parse(text, base)
     };
     let volumes: Result<Vec<_>, _> = args.files.volume.iter().map(parse).collect();
@@ -165,13 +165,13 @@ fn volumes(args: &RunArgs, around: &Surroundings) -> Result<Vec<Volume>, Error> 
 }
 
 /// The defaults, then the files, then `--env`: the later wins.
-fn environment(args: &RunArgs, around: &Surroundings) -> Result<Vec<command::Variable>, Error> {
-    let mut pairs = default_environment(args, around);
+fn environment(args: &RunArgs, caller: &CallerContext) -> Result<Vec<command::Variable>, Error> {
+    let mut pairs = default_environment(args, caller);
     pairs.extend(args.process.variables()?);
     Ok(command::later_wins(pairs))
 }
 
-fn default_environment(args: &RunArgs, around: &Surroundings) -> Vec<command::Variable> {
+fn default_environment(args: &RunArgs, caller: &CallerContext) -> Vec<command::Variable> {
     let home = match (args.isolation.root, &args.files.rootfs) {
         (true, Some(_)) => ROOT_HOME,
         (true, None) | (false, _) => defaults::HOME,
@@ -187,7 +187,7 @@ fn default_environment(args: &RunArgs, around: &Surroundings) -> Vec<command::Va
             key == "TERM" && args.process.tty
         }
     };
-    let callers = around.env.iter().filter(|(key, _)| from_caller(key));
+    let callers = caller.env.iter().filter(|(key, _)| from_caller(key));
     pairs.extend(callers.cloned());
     pairs
 }

@@ -11,8 +11,8 @@ use crate::error::sentence;
 use crate::usage;
 use tare_engine::spec::{Access, Cpus};
 
-fn around() -> Surroundings {
-    Surroundings {
+fn caller() -> CallerContext {
+    CallerContext {
         current_dir: Some("/home/me".into()),
         user: User { uid: 501, gid: 502 },
         window: None,
@@ -33,21 +33,21 @@ pub fn args(words: &[&str]) -> Box<RunArgs> {
     args
 }
 
-pub fn request(words: &[&str]) -> Request {
-    make(&args(words), &around()).unwrap()
+pub fn request(words: &[&str]) -> RunPlan {
+    plan(&args(words), &caller()).unwrap()
 }
 
 /// Found while the line is read, or while it is understood.
 fn refusal(words: &[&str]) -> String {
     let error = match Cli::try_parse_from(line(words)) {
-        Ok(_) => make(&args(words), &around()).unwrap_err(),
+        Ok(_) => plan(&args(words), &caller()).unwrap_err(),
         Err(error) => usage::explain(&error, Some("run".as_ref())),
     };
     assert_eq!(crate::exit::run_code(&error), 125);
     sentence(&error)
 }
 
-fn env_of(request: &Request) -> Vec<String> {
+fn env_of(request: &RunPlan) -> Vec<String> {
     let pairs = request.spec.env.iter();
     let show = |(key, value): &command::Variable| format!("{}={}", key.display(), value.display());
     pairs.map(show).collect()
@@ -147,7 +147,7 @@ fn every_other_value_is_refused_by_its_option_too() {
 fn a_command_that_is_an_empty_word_is_refused() {
     let mut args = args(&[]);
     args.process.command = vec!["".into()];
-    let error = make(&args, &around()).unwrap_err();
+    let error = plan(&args, &caller()).unwrap_err();
     assert_eq!(sentence(&error), "the command is an empty word (name a program to run)");
 }
 
@@ -234,7 +234,7 @@ fn containment_takes_the_caller_as_it_is() {
     let request = request(&["--contain"]);
     let spec = &request.spec;
     assert_eq!(spec.isolation, Isolation::Contain);
-    assert_eq!(spec.user, around().user);
+    assert_eq!(spec.user, caller().user);
     assert_eq!((spec.network, spec.seccomp), (Network::Host, SeccompProfile::Unconfined));
     assert_eq!(spec.workdir, Some("/home/me".into()));
     assert_eq!(env_of(&request), ["PATH=/my/bin", "HOME=/home/me", "LANG=C.UTF-8"]);
@@ -242,13 +242,13 @@ fn containment_takes_the_caller_as_it_is() {
 
 #[test]
 fn a_terminal_brings_its_size_and_its_name() {
-    let around = Surroundings { window: Some((40, 100)), ..around() };
-    let with_terminal = make(&args(&["-it"]), &around).unwrap();
+    let caller = CallerContext { window: Some((40, 100)), ..caller() };
+    let with_terminal = plan(&args(&["-it"]), &caller).unwrap();
     let size = Terminal::Pty { rows: 40, columns: 100 };
     assert_eq!(with_terminal.spec.terminal, size);
     assert!(env_of(&with_terminal).contains(&"TERM=vt220".to_owned()));
-    assert_eq!(make(&args(&[]), &around).unwrap().stdin, Stdin::Empty);
-    assert_eq!(make(&args(&["-i"]), &around).unwrap().stdin, Stdin::Pipe);
+    assert_eq!(plan(&args(&[]), &caller).unwrap().stdin, Stdin::Empty);
+    assert_eq!(plan(&args(&["-i"]), &caller).unwrap().stdin, Stdin::Pipe);
 }
 
 #[test]
