@@ -13,7 +13,7 @@ use crate::admission::{Admitted, Need};
 use crate::app::AppState;
 use crate::error::ServiceError;
 use crate::librechat;
-use crate::telemetry::LogEvent;
+use crate::telemetry::{LogEvent, OfBox};
 use crate::work::ending::{ENDED_WITHIN, TRY_AGAIN};
 
 /// How often the server looks for boxes and leftovers of other processes.
@@ -135,8 +135,7 @@ fn report_end(app: &AppState, status: &Status) {
         app.sweep_wanted.notify_one();
     }
     app.journal.record(&LogEvent::BoxEnded {
-        box_id: status.id.as_str(),
-        key: status.key.as_deref(),
+        of: OfBox { box_id: status.id.as_str(), key: status.key.as_deref(), request_id: None },
         exit_code: status.exit_code,
         cause: status.cause,
     });
@@ -156,9 +155,9 @@ async fn report_removed(app: AppState, id: BoxId) {
     let (of, box_id) = (id.clone(), id.as_str());
     let removed = app.call(move |engine| Ok(engine.removed(&of))).await;
     if let Ok(Some(RemovedBox { end, key, is_requested: false })) = removed {
-        let (key, exit_code) = (key.as_deref(), end.map(|end| end.code()));
-        let cause = end.map(|end| end.cause);
-        app.journal.record(&LogEvent::BoxEnded { box_id, key, exit_code, cause });
-        app.journal.record(&LogEvent::BoxRemoved { box_id, key, request_id: None });
+        let of = OfBox { box_id, key: key.as_deref(), request_id: None };
+        let (exit_code, cause) = (end.map(|end| end.code()), end.map(|end| end.cause));
+        app.journal.record(&LogEvent::BoxEnded { of, exit_code, cause });
+        app.journal.record(&LogEvent::BoxRemoved(of));
     }
 }

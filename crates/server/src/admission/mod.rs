@@ -54,6 +54,11 @@ impl Caller {
         Self { tenant, ..Self::default() }
     }
 
+    /// `None` outside of a request, as in a test.
+    pub fn request_id(&self) -> Option<&str> {
+        Some(self.request_id.as_str()).filter(|id| !id.is_empty())
+    }
+
     /// Which boxes it sees.
     pub fn scope(&self) -> Scope {
         if self.is_admin { Scope::All } else { Scope::Tenant(self.tenant.clone()) }

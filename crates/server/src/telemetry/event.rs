@@ -8,8 +8,16 @@ use tare_engine::{Cause, Change, STILL_POPULATED, Timestamp};
 
 use crate::error::ServiceError;
 
-/// `key` is the API key that the box belongs to. A client with a plain key gets the events with
-/// its own.
+/// The box that an event is about.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct OfBox<'a> {
+    pub box_id: &'a str,
+    /// The API key that the box belongs to. A client with a plain key gets the events with its own.
+    pub key: Option<&'a str>,
+    /// The request that caused the event, if one did.
+    pub request_id: Option<&'a str>,
+}
+
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum LogEvent<'a> {
@@ -57,37 +65,20 @@ pub enum LogEvent<'a> {
         #[serde(rename = "duration_ms", serialize_with = "ms")]
         duration: Duration,
     },
-    BoxCreated {
-        box_id: &'a str,
-        key: Option<&'a str>,
-        request_id: &'a str,
-    },
-    BoxRemoved {
-        box_id: &'a str,
-        key: Option<&'a str>,
-        /// `None` if the box was removed because it had ended.
-        request_id: Option<&'a str>,
-    },
-    BoxPaused {
-        box_id: &'a str,
-        key: Option<&'a str>,
-        request_id: &'a str,
-    },
-    BoxResumed {
-        box_id: &'a str,
-        key: Option<&'a str>,
-        request_id: &'a str,
-    },
+    BoxCreated(OfBox<'a>),
+    /// Without a request, the box was removed because it had ended.
+    BoxRemoved(OfBox<'a>),
+    BoxPaused(OfBox<'a>),
+    BoxResumed(OfBox<'a>),
     BoxLeaseChanged {
-        box_id: &'a str,
-        key: Option<&'a str>,
-        request_id: &'a str,
+        #[serde(flatten)]
+        of: OfBox<'a>,
         /// `None` if the box has no lease.
         lease_ends_at: Option<Timestamp>,
     },
     BoxEnded {
-        box_id: &'a str,
-        key: Option<&'a str>,
+        #[serde(flatten)]
+        of: OfBox<'a>,
         exit_code: Option<u8>,
         /// `None` if the box is stuck, and has not ended yet.
         cause: Option<Cause>,
@@ -98,16 +89,14 @@ pub enum LogEvent<'a> {
     },
     /// A box could not be ended in time. Its record stays, and the server tries again.
     TeardownStuck {
-        box_id: &'a str,
-        key: Option<&'a str>,
-        request_id: Option<&'a str>,
+        #[serde(flatten)]
+        of: OfBox<'a>,
         why: &'a str,
     },
     /// A box could not be ended in time, because a process in it does not die.
     CgroupStillPopulated {
-        box_id: &'a str,
-        key: Option<&'a str>,
-        request_id: Option<&'a str>,
+        #[serde(flatten)]
+        of: OfBox<'a>,
         why: &'a str,
     },
     /// tare removed the leftovers of a box that no process looked after.
@@ -161,15 +150,11 @@ impl<'a> LogEvent<'a> {
     }
 
     /// The event for a box that could not be ended; `why` is the engine's message.
-    pub fn stuck(
-        (box_id, key): (&'a str, Option<&'a str>),
-        request_id: Option<&'a str>,
-        why: &'a str,
-    ) -> Self {
+    pub fn stuck(of: OfBox<'a>, why: &'a str) -> Self {
         if why.contains(STILL_POPULATED) {
-            Self::CgroupStillPopulated { box_id, key, request_id, why }
+            Self::CgroupStillPopulated { of, why }
         } else {
-            Self::TeardownStuck { box_id, key, request_id, why }
+            Self::TeardownStuck { of, why }
         }
     }
 }

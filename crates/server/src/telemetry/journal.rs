@@ -139,6 +139,7 @@ mod tests {
     use tare_engine::STILL_POPULATED;
 
     use super::*;
+    use crate::telemetry::OfBox;
 
     fn request(path: &str) -> LogEvent<'_> {
         LogEvent::Request {
@@ -205,7 +206,8 @@ mod tests {
     #[test]
     fn a_box_whose_processes_do_not_die_causes_its_own_event() {
         let name = |why: &str| {
-            let event = LogEvent::stuck(("abc", None), None, why);
+            let of = OfBox { box_id: "abc", key: None, request_id: None };
+            let event = LogEvent::stuck(of, why);
             LogRecord::of(&event, Timestamp::from_ms(0)).event().to_owned()
         };
         let populated = format!("cannot empty cgroup /x: {STILL_POPULATED}");

@@ -196,8 +196,8 @@ impl Metrics {
                 }
             }
             LogEvent::RunEnded { cause, .. } => self.count_end(*cause),
-            LogEvent::BoxCreated { .. } => count(&self.created),
-            LogEvent::BoxRemoved { .. } => count(&self.removed),
+            LogEvent::BoxCreated(_) => count(&self.created),
+            LogEvent::BoxRemoved(_) => count(&self.removed),
             LogEvent::BoxEnded { cause, .. } => {
                 count(&self.ended);
                 cause.iter().for_each(|cause| self.count_end(*cause));
@@ -213,8 +213,8 @@ impl Metrics {
             | LogEvent::LimitsLowered { .. }
             | LogEvent::NoAdmin { .. }
             | LogEvent::Recovered { .. }
-            | LogEvent::BoxPaused { .. }
-            | LogEvent::BoxResumed { .. }
+            | LogEvent::BoxPaused(_)
+            | LogEvent::BoxResumed(_)
             | LogEvent::BoxLeaseChanged { .. }
             | LogEvent::BoxNote { .. }
             | LogEvent::HookFailed { .. }

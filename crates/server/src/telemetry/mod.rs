@@ -8,4 +8,4 @@ pub mod journal;
 pub mod metrics;
 mod writer;
 
-pub use event::LogEvent;
+pub use event::{LogEvent, OfBox};

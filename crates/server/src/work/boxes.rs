@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::admission::Caller;
 use crate::error::ServiceError;
-use crate::telemetry::LogEvent;
+use crate::telemetry::{LogEvent, OfBox};
 use crate::work::cursor::Cursor;
 use crate::work::{Service, find};
 
@@ -86,8 +86,7 @@ impl Service {
     pub async fn pause(&self, caller: &Caller, of: String) -> Result<Status, ServiceError> {
         let (before, after) = self.change(caller, of, Engine::pause).await?;
         if before.state != State::Paused {
-            let (box_id, key, request_id) = named(&after, caller);
-            self.journal.record(&LogEvent::BoxPaused { box_id, key, request_id });
+            self.journal.record(&LogEvent::BoxPaused(event_of(&after, caller)));
         }
         Ok(after)
     }
@@ -95,8 +94,7 @@ impl Service {
     pub async fn resume(&self, caller: &Caller, of: String) -> Result<Status, ServiceError> {
         let (before, after) = self.change(caller, of, Engine::resume).await?;
         if before.state == State::Paused {
-            let (box_id, key, request_id) = named(&after, caller);
-            self.journal.record(&LogEvent::BoxResumed { box_id, key, request_id });
+            self.journal.record(&LogEvent::BoxResumed(event_of(&after, caller)));
         }
         Ok(after)
     }
@@ -111,10 +109,8 @@ impl Service {
             engine.update(id, &Changes { lease: Some(Some(lease)), ..Changes::default() })
         };
         let (_, after) = self.change(caller, of, update).await?;
-        let (box_id, key, request_id) = named(&after, caller);
-        let lease_ends_at = after.lease_ends_at;
-        let changed = LogEvent::BoxLeaseChanged { box_id, key, request_id, lease_ends_at };
-        self.journal.record(&changed);
+        let (of, lease_ends_at) = (event_of(&after, caller), after.lease_ends_at);
+        self.journal.record(&LogEvent::BoxLeaseChanged { of, lease_ends_at });
         Ok(after)
     }
 
@@ -180,8 +176,9 @@ impl Service {
         let remove = move |engine: &Engine, id: &BoxId| engine.remove(id, force);
         self.end_within(caller, (&id, key.as_deref()), remove).await?;
         self.watch.remove(&id);
-        let (box_id, request_id) = (id.as_str(), Some(&*caller.request_id));
-        self.journal.record(&LogEvent::BoxRemoved { box_id, key: key.as_deref(), request_id });
+        let (box_id, key) = (id.as_str(), key.as_deref());
+        let of = OfBox { box_id, key, request_id: caller.request_id() };
+        self.journal.record(&LogEvent::BoxRemoved(of));
         Ok(())
     }
 
@@ -200,9 +197,9 @@ impl Service {
     }
 }
 
-/// The id and the key of a box, and the request that changed it, as events have them.
-fn named<'a>(of: &'a Status, by: &'a Caller) -> (&'a str, Option<&'a str>, &'a str) {
-    (of.id.as_str(), of.key.as_deref(), &by.request_id)
+/// What an event says about a box that a caller changed.
+fn event_of<'a>(of: &'a Status, by: &'a Caller) -> OfBox<'a> {
+    OfBox { box_id: of.id.as_str(), key: of.key.as_deref(), request_id: by.request_id() }
 }
 
 /// The status of a box of which nothing is kept: as it was, with its end if that is known. The end

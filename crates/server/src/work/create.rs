@@ -7,7 +7,7 @@ use tare_engine::{BoxId, DetachOptions, Engine, Error, ErrorKind, Started, Statu
 
 use crate::admission::{Admitted, Caller, Need};
 use crate::error::ServiceError;
-use crate::telemetry::LogEvent;
+use crate::telemetry::{LogEvent, OfBox};
 use crate::work::Service;
 use crate::work::idempotency::{Keyed, REQUEST_LABEL, check_same};
 
@@ -105,9 +105,9 @@ impl Service {
     ) -> Result<Status, Error> {
         admitted.box_is_made(&started.id);
         let (box_id, key) = (started.id.as_str(), caller.tenant.key());
-        // Its creation is logged before its end can be.
-        let request_id = &*caller.request_id;
-        self.journal.record(&LogEvent::BoxCreated { box_id, key, request_id });
+        let of = OfBox { box_id, key, request_id: caller.request_id() };
+        // Before the keeper is watched: the log has the creation of a box before its end.
+        self.journal.record(&LogEvent::BoxCreated(of));
         self.journal.record_box_notes(&started.notes);
         self.watch.add(started.id.clone(), started.keeper, Some(admitted));
         self.engine.status_of_new(&started.id, spec)

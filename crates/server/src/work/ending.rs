@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use crate::admission::Caller;
 use crate::error::{STUCK, ServiceError};
 use crate::fd;
-use crate::telemetry::LogEvent;
+use crate::telemetry::{LogEvent, OfBox};
 use crate::work::Service;
 
 /// How long a box may take to die before a request reports that it is stuck.
@@ -110,9 +110,8 @@ impl Service {
     ) {
         if error.code == STUCK {
             self.stuck.known().insert(id.clone());
-            let request_id = Some(&*caller.request_id);
-            let stuck = LogEvent::stuck((id.as_str(), key), request_id, &error.message);
-            self.journal.record(&stuck);
+            let of = OfBox { box_id: id.as_str(), key, request_id: caller.request_id() };
+            self.journal.record(&LogEvent::stuck(of, &error.message));
         }
     }
 
@@ -120,8 +119,8 @@ impl Service {
     pub fn report_stuck(&self, boxes: &[Status]) {
         for one in self.stuck.newly_stuck(boxes) {
             let why = one.stuck_on.as_deref().unwrap_or("it cannot be ended");
-            let of = (one.id.as_str(), one.key.as_deref());
-            self.journal.record(&LogEvent::stuck(of, None, why));
+            let (box_id, key) = (one.id.as_str(), one.key.as_deref());
+            self.journal.record(&LogEvent::stuck(OfBox { box_id, key, request_id: None }, why));
         }
     }
 }

@@ -158,7 +158,7 @@ impl Steps {
         self.service.journal.record(&LogEvent::RunEnded {
             box_id: box_id.as_ref().map(BoxId::as_str),
             key: self.caller.tenant.key(),
-            request_id: Some(self.caller.request_id.as_str()).filter(|id| !id.is_empty()),
+            request_id: self.caller.request_id(),
             cause,
             exit_code,
             code: code.filter(|_| cause != Cause::ClientGone),
