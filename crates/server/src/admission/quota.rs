@@ -3,62 +3,40 @@
 //! The record of a box names its key, so the counts survive this server. A box counts from before
 //! its creation until its end was observed.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use tare_engine::spec::quantity;
 
 use crate::admission::{Caller, Need, Work};
-use crate::config::{Config, Key};
+use crate::config::{ByteSize, Config, Key};
 use crate::error::ServiceError;
 
-/// Labels that begin so are tare's own.
-const RESERVED: &str = "tare.";
 /// How many stops of one key may wait at once. Each has a connection and a pidfd.
 const STOPS_MAX: usize = 64;
-/// For what ends by itself at some time.
+/// When a refused client may try again: boxes and stops end by themselves.
 const RETRY_AFTER_S: u32 = 5;
 
-/// Of one key; what is not given has no bound but that of the server.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Quota {
-    /// That live at once, with those of runs.
-    pub boxes: Option<u64>,
-    /// On average; as many may come at once.
-    pub runs_per_second: Option<f64>,
-    /// The sum of what its live boxes may use.
-    pub memory_bytes: Option<u64>,
-}
-
-impl Quota {
-    fn of(key: &Key) -> Self {
-        Self {
-            boxes: key.boxes,
-            runs_per_second: key.runs_per_second,
-            memory_bytes: key.memory_bytes.map(|size| size.0),
-        }
-    }
-}
-
+/// What every key has now. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct Quotas(Arc<Mutex<HashMap<String, Account>>>);
 
-/// What a key has now. There are as many as keys, and keys that boxes were made with.
+/// What one key has now.
 #[derive(Debug, Default)]
 struct Account {
     boxes: u64,
     memory_bytes: u64,
-    /// `None`: it has never asked.
+    /// `None` before its first run, and without a limit on runs.
     runs: Option<Bucket>,
     stops: usize,
 }
 
-/// Runs that may be begun at once, filled steadily.
+/// A token bucket: each run takes a token, and tokens come back at a steady rate.
 #[derive(Debug, Clone, Copy)]
 struct Bucket {
     left: f64,
-    at: Instant,
+    filled_at: Instant,
 }
 
 /// One box that counts against the quota of a key, until it is dropped.
@@ -70,7 +48,7 @@ pub struct QuotaHold {
 }
 
 impl Quotas {
-    /// Returns `None` without a key: quotas belong to keys.
+    /// Counts a box that is about to be created. Returns `None` without a key: quotas belong to keys.
     pub fn hold(
         &self,
         config: &Config,
@@ -80,18 +58,18 @@ impl Quotas {
         let Some(key) = caller.tenant.key() else {
             return Ok(None);
         };
-        let quota = config.keys.iter().find(|one| one.name.as_str() == key);
-        let quota = quota.map(Quota::of).unwrap_or_default();
         let mut accounts = self.accounts();
         let account = accounts.entry(key.to_owned()).or_default();
-        account.check(&quota, key, need.memory_bytes)?;
-        if need.work == Work::Run {
-            account.take_run(&quota, key, Instant::now())?;
+        if let Some(quota) = config.keys.iter().find(|one| one.name.as_str() == key) {
+            account.check(quota, need.memory_bytes)?;
+            if need.work == Work::Run {
+                account.take_run(quota, Instant::now())?;
+            }
         }
         Ok(Some(self.put(account, key, need)))
     }
 
-    /// A box that exists already counts for the key that created it.
+    /// Counts a box that exists already, for the key that created it.
     pub fn of_existing(&self, key: &str, memory_bytes: u64) -> QuotaHold {
         let mut accounts = self.accounts();
         let account = accounts.entry(key.to_owned()).or_default();
@@ -104,20 +82,7 @@ impl Quotas {
         QuotaHold { quotas: self.clone(), key: key.to_owned(), need }
     }
 
-    fn accounts(&self) -> MutexGuard<'_, HashMap<String, Account>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// One stop that a key waits for, for as long as this lives.
-#[derive(Debug)]
-pub struct StopTurn {
-    quotas: Quotas,
-    key: String,
-}
-
-impl Quotas {
-    /// Without keys all callers share one account.
+    /// Counts a stop that waits for its box. Without keys all callers share one account.
     pub fn begin_stop(&self, caller: &Caller) -> Result<StopTurn, ServiceError> {
         let key = caller.tenant.as_str().to_owned();
         let mut accounts = self.accounts();
@@ -129,62 +94,71 @@ impl Quotas {
         account.stops += 1;
         Ok(StopTurn { quotas: self.clone(), key })
     }
+
+    /// Changes the account of a key, and forgets it if nothing of it is left.
+    fn change(&self, key: &str, change: impl FnOnce(&mut Account)) {
+        let mut accounts = self.accounts();
+        if let Some(account) = accounts.get_mut(key) {
+            change(account);
+            if account.is_empty() {
+                accounts.remove(key);
+            }
+        }
+    }
+
+    fn accounts(&self) -> MutexGuard<'_, HashMap<String, Account>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One stop that waits for its box, until this is dropped.
+#[derive(Debug)]
+pub struct StopTurn {
+    quotas: Quotas,
+    key: String,
 }
 
 impl Drop for StopTurn {
     fn drop(&mut self) {
-        let mut accounts = self.quotas.accounts();
-        let Some(account) = accounts.get_mut(&self.key) else {
-            return;
-        };
-        account.stops = account.stops.saturating_sub(1);
-        if account.is_empty() {
-            accounts.remove(&self.key);
-        }
+        self.quotas.change(&self.key, |account| account.stops -= 1);
     }
 }
 
 impl QuotaHold {
-    /// The run was refused for another reason: the key may begin one more.
+    /// Gives the token of a run back that was refused for another reason.
     pub fn refund(self) {
-        if self.need.work == Work::Box {
-            return;
-        }
-        let mut accounts = self.quotas.accounts();
-        let account = accounts.get_mut(&self.key);
-        if let Some(bucket) = account.and_then(|account| account.runs.as_mut()) {
-            bucket.left += 1.0;
+        if self.need.work == Work::Run {
+            self.quotas.change(&self.key, |account| {
+                account.runs.iter_mut().for_each(|bucket| bucket.left += 1.0);
+            });
         }
     }
 }
 
 impl Drop for QuotaHold {
     fn drop(&mut self) {
-        let mut accounts = self.quotas.accounts();
-        let Some(account) = accounts.get_mut(&self.key) else {
-            return;
-        };
-        account.boxes = account.boxes.saturating_sub(1);
-        account.memory_bytes = account.memory_bytes.saturating_sub(self.need.memory_bytes);
-        if account.is_empty() {
-            accounts.remove(&self.key);
-        }
+        self.quotas.change(&self.key, |account| {
+            account.boxes -= 1;
+            account.memory_bytes = account.memory_bytes.saturating_sub(self.need.memory_bytes);
+        });
     }
 }
 
 impl Account {
-    /// A key that is configured no more has no rate: only its name would be left.
+    /// Whether the account says nothing. That of a key with a limit on runs stays, because of its
+    /// tokens.
     fn is_empty(&self) -> bool {
         self.boxes == 0 && self.stops == 0 && self.runs.is_none()
     }
 
-    fn check(&self, quota: &Quota, key: &str, memory_bytes: u64) -> Result<(), ServiceError> {
+    fn check(&self, quota: &Key, memory_bytes: u64) -> Result<(), ServiceError> {
+        let key = quota.name.as_str();
         if let Some(most) = quota.boxes.filter(|most| self.boxes >= *most) {
             let message = format!("key {key:?} has {} of {most} boxes", self.boxes);
             return Err(ServiceError::limited("quota_boxes", message, RETRY_AFTER_S));
         }
         let wanted = self.memory_bytes.saturating_add(memory_bytes);
-        if let Some(most) = quota.memory_bytes.filter(|most| wanted > *most) {
+        if let Some(ByteSize(most)) = quota.memory_bytes.filter(|most| wanted > most.0) {
             let message = format!(
                 "key {key:?} has boxes with {} of {} of memory, and asks for {}",
                 quantity::show_bytes(self.memory_bytes),
@@ -196,17 +170,18 @@ impl Account {
         Ok(())
     }
 
-    fn take_run(&mut self, quota: &Quota, key: &str, now: Instant) -> Result<(), ServiceError> {
+    fn take_run(&mut self, quota: &Key, now: Instant) -> Result<(), ServiceError> {
         let Some(rate) = quota.runs_per_second else {
             return Ok(());
         };
-        // Less than one at a time would be none at all.
+        // With less than one token, no run could ever begin.
         let most = rate.max(1.0);
-        let bucket = self.runs.get_or_insert(Bucket { left: most, at: now });
-        let filled = now.saturating_duration_since(bucket.at).as_secs_f64() * rate;
+        let bucket = self.runs.get_or_insert(Bucket { left: most, filled_at: now });
+        let filled = now.saturating_duration_since(bucket.filled_at).as_secs_f64() * rate;
         bucket.left = (bucket.left + filled).min(most);
-        bucket.at = now;
+        bucket.filled_at = now;
         if bucket.left < 1.0 {
+            let key = quota.name.as_str();
             let message = format!("key {key:?} may begin {rate} runs per second");
             let seconds = ((1.0 - bucket.left) / rate).ceil().clamp(1.0, 3600.0);
             return Err(ServiceError::limited("quota_runs_per_second", message, seconds as u32));
@@ -216,42 +191,28 @@ impl Account {
     }
 }
 
-/// A label of tare's own cannot be asked for.
-pub fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), ServiceError> {
-    match labels.keys().find(|key| key.starts_with(RESERVED)) {
-        None => Ok(()),
-        Some(key) => {
-            Err(ServiceError::invalid("invalid", format!("labels: {key:?} is tare's own"))
-                .with_hint("choose a label that does not begin with 'tare.'"))
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::config::ByteSize;
 
-    fn config(quota: Quota) -> Config {
-        let key = Key {
-            boxes: quota.boxes,
-            memory_bytes: quota.memory_bytes.map(ByteSize),
-            ..Key::named("ci", b"secret")
-        };
+    fn key() -> Key {
+        Key::named("ci", b"secret")
+    }
+
+    fn config(key: Key) -> Config {
         Config { keys: vec![key], ..Config::default() }
     }
 
     fn ci() -> Caller {
-        Caller::with_key(&Key::named("ci", b"secret"))
+        Caller::with_key(&key())
     }
 
     #[test]
     fn boxes_and_memory_are_counted_until_they_end() {
         let quotas = Quotas::default();
-        let config =
-            config(Quota { boxes: Some(2), memory_bytes: Some(100), runs_per_second: None });
+        let config = config(Key { boxes: Some(2), memory_bytes: Some(ByteSize(100)), ..key() });
         let hold = |memory_bytes| quotas.hold(&config, &ci(), Need::of_existing(0, memory_bytes));
         let first = hold(60).expect("there is room");
         assert_eq!(hold(41).expect_err("too much").code, "quota_memory_bytes");
@@ -267,7 +228,7 @@ mod tests {
     #[test]
     fn a_box_that_was_there_before_counts_for_its_key() {
         let quotas = Quotas::default();
-        let config = config(Quota { boxes: Some(1), ..Quota::default() });
+        let config = config(Key { boxes: Some(1), ..key() });
         let _found = quotas.of_existing("ci", 1);
         let refused =
             quotas.hold(&config, &ci(), Need { work: Work::Run, pids: 1, memory_bytes: 0 });
@@ -287,9 +248,9 @@ mod tests {
     #[test]
     fn runs_come_steadily_and_a_few_at_once() {
         let mut account = Account::default();
-        let quota = Quota { runs_per_second: Some(2.0), ..Quota::default() };
+        let quota = Key { runs_per_second: Some(2.0), ..key() };
         let begin = Instant::now();
-        let mut at = |ms| account.take_run(&quota, "ci", begin + Duration::from_millis(ms));
+        let mut at = |ms| account.take_run(&quota, begin + Duration::from_millis(ms));
         assert!(at(0).is_ok() && at(0).is_ok());
         let refused = at(0).expect_err("two came");
         assert_eq!((refused.code, refused.retry_after_s), ("quota_runs_per_second", Some(1)));
@@ -303,8 +264,7 @@ mod tests {
     #[test]
     fn a_run_that_is_refused_for_another_reason_spends_no_token() {
         let quotas = Quotas::default();
-        let mut config = config(Quota::default());
-        config.keys[0].runs_per_second = Some(0.001);
+        let config = config(Key { runs_per_second: Some(0.001), ..key() });
         let hold =
             || quotas.hold(&config, &ci(), Need { work: Work::Run, pids: 1, memory_bytes: 0 });
         for _refused in 0..3 {

@@ -1,7 +1,5 @@
 //! `/v1/boxes`: boxes that live on, as `tare ls --json` shows them: create, list, inspect, remove.
 
-use std::collections::BTreeMap;
-
 use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -10,11 +8,12 @@ use tare_engine::spec::Spec;
 use tare_engine::{BoxFilter, Condition, DetachOptions, Details, Status, Usage};
 use utoipa::{IntoParams, ToSchema};
 
-use crate::admission::{Caller, quota};
+use crate::admission::Caller;
 use crate::api::openapi::{ARGUMENTS_MAX, BoxPath, VARIABLES_MAX};
 use crate::config::Config;
 use crate::error::ServiceError;
-use crate::http::extract::{JsonWithBytes, Path, Query, at_most, texts_at_most};
+use crate::http::bounded::{List, Texts};
+use crate::http::extract::{JsonWithBytes, Path, Query};
 use crate::work::Service;
 use crate::work::boxes::BoxPage;
 use crate::work::create::CreateRequest;
@@ -28,16 +27,18 @@ const LIST_DEFAULT: usize = 1000;
 #[serde(deny_unknown_fields)]
 pub struct BoxRequest {
     /// Without a command, the box waits for execs.
-    #[serde(default, deserialize_with = "at_most::<_, _, ARGUMENTS_MAX>")]
-    #[schema(max_items = 100_000)]
-    pub command: Vec<String>,
+    #[serde(default)]
+    #[schema(value_type = Vec<String>, max_items = 100_000)]
+    pub command: List<String, ARGUMENTS_MAX>,
     /// Unique among the boxes of the key.
     #[schema(pattern = "^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}$")]
     pub name: Option<String>,
-    #[serde(default, deserialize_with = "texts_at_most::<_, VARIABLES_MAX>")]
-    pub labels: BTreeMap<String, String>,
-    #[serde(default, deserialize_with = "texts_at_most::<_, VARIABLES_MAX>")]
-    pub env: BTreeMap<String, String>,
+    #[serde(default)]
+    #[schema(value_type = BTreeMap<String, String>)]
+    pub labels: Texts<VARIABLES_MAX>,
+    #[serde(default)]
+    #[schema(value_type = BTreeMap<String, String>)]
+    pub env: Texts<VARIABLES_MAX>,
     pub workdir: Option<String>,
     #[serde(default)]
     pub limits: LimitsRequest,
@@ -140,16 +141,15 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<&[u8]>, ServiceError> {
 impl BoxRequest {
     fn into_spec(self, config: &Config) -> Result<(Spec, DetachOptions), ServiceError> {
         let fields = BoxFields {
-            command: self.command,
-            env: self.env,
+            command: self.command.0,
+            env: self.env.0,
             workdir: self.workdir,
             limits: self.limits,
             network: self.network,
         };
         let mut spec = fields.into_spec(&config.limits)?;
         spec.name = self.name.as_deref().map(spec::box_name).transpose()?;
-        quota::check_labels(&self.labels)?;
-        spec.labels = spec::labels(&self.labels)?;
+        spec.labels = spec::labels(&self.labels.0)?;
         let mut options = DetachOptions {
             keep: self.keep,
             remove: self.remove,

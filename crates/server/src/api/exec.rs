@@ -16,7 +16,8 @@ use crate::api::processes::ExecStatus;
 use crate::api::stream;
 use crate::config::Limits;
 use crate::error::ServiceError;
-use crate::http::extract::{Json, Path, at_most, texts_at_most};
+use crate::http::bounded::{List, Texts};
+use crate::http::extract::{Json, Path};
 use crate::http::frames::StreamFormat;
 use crate::http::text::Encoding;
 use crate::http::{Http, request_log};
@@ -32,12 +33,12 @@ use crate::work::spec;
 #[serde(deny_unknown_fields)]
 pub struct ExecRequest {
     /// A program and its arguments; no shell is involved.
-    #[serde(deserialize_with = "at_most::<_, _, ARGUMENTS_MAX>")]
-    #[schema(example = json!(["ls", "-l"]), min_items = 1, max_items = 100_000)]
-    pub command: Vec<String>,
+    #[schema(value_type = Vec<String>, example = json!(["ls", "-l"]), min_items = 1, max_items = 100_000)]
+    pub command: List<String, ARGUMENTS_MAX>,
     /// Added to the environment of the box.
-    #[serde(default, deserialize_with = "texts_at_most::<_, VARIABLES_MAX>")]
-    pub env: BTreeMap<String, String>,
+    #[serde(default)]
+    #[schema(value_type = BTreeMap<String, String>)]
+    pub env: Texts<VARIABLES_MAX>,
     /// By default that of the box's command.
     pub workdir: Option<String>,
     /// `UID` or `UID:GID`; by default the user of the box's command.
@@ -123,7 +124,7 @@ pub async fn exec(
     let bytes = request.stdin.unwrap_or_default().into_bytes();
     if request.detach {
         let input = Input { bytes, more: None, charge: request_log::take_body() };
-        let exec = service.exec_detached(&caller, &id, request.command, spec, input).await?;
+        let exec = service.exec_detached(&caller, &id, request.command.0, spec, input).await?;
         return Ok((StatusCode::ACCEPTED, axum::Json(ExecStatus::of(&exec))).into_response());
     }
     let input = Input { bytes, more: None, charge: None };
@@ -147,8 +148,8 @@ impl ExecRequest {
             (asked, false) => Some(spec::timeout(asked, most)?),
         };
         ProcessFields {
-            command: self.command.clone(),
-            env: &self.env,
+            command: self.command.0.clone(),
+            env: &self.env.0,
             workdir: self.workdir.clone(),
             user: self.user.as_deref(),
             terminal: self.terminal,
@@ -204,6 +205,7 @@ impl TerminalSize {
 
 impl ExecResult {
     fn new(output: RunOutput, encoding: Encoding) -> Self {
+        let duration_ms = output.duration_ms();
         let RunOutput { end, stdout, stderr, .. } = output;
         Self {
             exit_code: end.code(),
@@ -212,7 +214,7 @@ impl ExecResult {
             truncated: stdout.truncated || stderr.truncated,
             stdout: encoding.whole(stdout.bytes),
             stderr: encoding.whole(stderr.bytes),
-            duration_ms: u64::try_from(output.duration.as_millis()).unwrap_or(u64::MAX),
+            duration_ms,
         }
     }
 }

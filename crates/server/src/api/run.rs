@@ -16,7 +16,8 @@ use crate::api::openapi::{ARGUMENTS_MAX, VARIABLES_MAX};
 use crate::api::stream;
 use crate::config::Config;
 use crate::error::ServiceError;
-use crate::http::extract::{Json, at_most, at_most_if_any, texts_at_most};
+use crate::http::bounded::{List, Texts};
+use crate::http::extract::Json;
 use crate::http::frames::StreamFormat;
 use crate::http::text::{Encoding, base64, from_base64};
 use crate::work::Service;
@@ -38,9 +39,8 @@ const WHAT_TO_RUN: &str = "send either 'command', or 'language' and 'code'";
 #[serde(deny_unknown_fields)]
 pub struct RunBody {
     /// A program and its arguments; no shell is involved. Either this or `code`.
-    #[serde(default, deserialize_with = "at_most_if_any::<_, _, ARGUMENTS_MAX>")]
-    #[schema(example = json!(["echo", "hello"]), max_items = 100_000)]
-    pub command: Option<Vec<String>>,
+    #[schema(value_type = Option<Vec<String>>, example = json!(["echo", "hello"]), max_items = 100_000)]
+    pub command: Option<List<String, ARGUMENTS_MAX>>,
     /// The language of `code`: `python`, `node`, `bash`, and others that the host has.
     #[schema(example = "python")]
     pub language: Option<String>,
@@ -48,15 +48,16 @@ pub struct RunBody {
     /// The standard input; by default empty.
     pub stdin: Option<String>,
     /// Files to put into the working directory, `/work`.
-    #[serde(default, deserialize_with = "at_most::<_, _, FILES_MAX>")]
-    #[schema(max_items = 10_000)]
-    pub files: Vec<FileGiven>,
+    #[serde(default)]
+    #[schema(value_type = Vec<FileGiven>, max_items = 10_000)]
+    pub files: List<FileGiven, FILES_MAX>,
     /// Files and directories to return. Missing ones are skipped.
-    #[serde(default, deserialize_with = "at_most::<_, _, OUTPUTS_MAX>")]
-    #[schema(max_items = 1000)]
-    pub outputs: Vec<String>,
-    #[serde(default, deserialize_with = "texts_at_most::<_, VARIABLES_MAX>")]
-    pub env: BTreeMap<String, String>,
+    #[serde(default)]
+    #[schema(value_type = Vec<String>, max_items = 1000)]
+    pub outputs: List<String, OUTPUTS_MAX>,
+    #[serde(default)]
+    #[schema(value_type = BTreeMap<String, String>)]
+    pub env: Texts<VARIABLES_MAX>,
     /// By default the operator's limit, 30 s unless configured.
     #[schema(minimum = 1)]
     pub timeout_ms: Option<u64>,
@@ -149,9 +150,9 @@ fn run_request(
 ) -> Result<RunRequest<Vec<OutputFile>>, ServiceError> {
     let most = &config.limits;
     let mut files =
-        request.files.into_iter().map(FileGiven::take).collect::<Result<Vec<_>, _>>()?;
+        request.files.0.into_iter().map(FileGiven::take).collect::<Result<Vec<_>, _>>()?;
     let mut env = BTreeMap::new();
-    let command = match (request.command, request.language, request.code) {
+    let command = match (request.command.map(|command| command.0), request.language, request.code) {
         (Some(command), None, None) if !command.is_empty() => command,
         (None, Some(language), Some(code)) => {
             let language = config.languages.find(&language, Host::alone())?;
@@ -168,7 +169,7 @@ fn run_request(
             return Err(ServiceError::invalid("invalid", message).with_hint(WHAT_TO_RUN));
         }
     };
-    env.extend(request.env);
+    env.extend(request.env.0);
     let exec = ExecSpec {
         env: spec::pairs(&env)?,
         timeout: Some(spec::timeout(request.timeout_ms, most)?),
@@ -180,7 +181,7 @@ fn run_request(
     Ok(RunRequest {
         stdin: request.stdin.map(String::into_bytes),
         files,
-        collect: collect(outputs(request.outputs)?, most.output_bytes.0),
+        collect: collect(outputs(request.outputs.0)?, most.output_bytes.0),
         ..RunRequest::new(fields.into_spec(most)?, exec, most.output_bytes.0)
     })
 }
@@ -220,6 +221,7 @@ impl FileGiven {
 
 impl RunResult {
     fn new(output: RunOutput<Vec<OutputFile>>, encoding: Encoding) -> Self {
+        let duration_ms = output.duration_ms();
         let RunOutput { end, stdout, stderr, .. } = output;
         let file = |file: OutputFile| FileReturned {
             path: file.path,
@@ -235,7 +237,7 @@ impl RunResult {
             stdout: encoding.whole(stdout.bytes),
             stderr: encoding.whole(stderr.bytes),
             oom: end.oom,
-            duration_ms: u64::try_from(output.duration.as_millis()).unwrap_or(u64::MAX),
+            duration_ms,
             files: output.collected.into_iter().flatten().map(file).collect(),
         }
     }

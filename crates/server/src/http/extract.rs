@@ -1,16 +1,11 @@
 //! Request data with our own errors: JSON bodies (strict, bounded in size and time, with errors
 //! that name the place), query strings, paths.
 
-use std::collections::BTreeMap;
-use std::fmt;
-use std::marker::PhantomData;
-
 use axum::body::HttpBody;
 use axum::extract::{FromRef, FromRequest, FromRequestParts, OptionalFromRequest, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
-use serde::de::{DeserializeOwned, Error as _, MapAccess, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::de::DeserializeOwned;
 
 use crate::admission::bodies::{self, Charge};
 use crate::error::{ServiceError, in_plain_words};
@@ -173,90 +168,16 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ServiceError> {
     Ok(value)
 }
 
-/// A list of at most so many values. Parsing stops at the first one that is too many, so that a
-/// body of many small values cannot fill the heap: what is freed there does not always return to
-/// the system.
-pub fn at_most<'de, D, T, const MAX: usize>(input: D) -> Result<Vec<T>, D::Error>
-where
-    D: Deserializer<'de>,
-    T: Deserialize<'de>,
-{
-    input.deserialize_seq(List::<T, MAX>(PhantomData))
-}
-
-struct List<T, const MAX: usize>(PhantomData<T>);
-
-impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for List<T, MAX> {
-    type Value = Vec<T>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a list of at most {MAX}")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
-        let mut taken = Vec::new();
-        while let Some(one) = list.next_element()? {
-            if taken.len() == MAX {
-                return Err(A::Error::invalid_length(MAX + 1, &self));
-            }
-            taken.push(one);
-        }
-        Ok(taken)
-    }
-}
-
-/// A list that may be absent, with the bound of [`at_most`].
-pub fn at_most_if_any<'de, D, T, const MAX: usize>(input: D) -> Result<Option<Vec<T>>, D::Error>
-where
-    D: Deserializer<'de>,
-    T: Deserialize<'de>,
-{
-    struct Bounded<T, const MAX: usize>(Vec<T>);
-
-    impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for Bounded<T, MAX> {
-        fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
-            at_most::<D, T, MAX>(input).map(Self)
-        }
-    }
-    Ok(Option::<Bounded<T, MAX>>::deserialize(input)?.map(|Bounded(list)| list))
-}
-
-/// An object of texts with at most so many fields. See [`at_most`].
-pub fn texts_at_most<'de, D, const MAX: usize>(
-    input: D,
-) -> Result<BTreeMap<String, String>, D::Error>
-where
-    D: Deserializer<'de>,
-{
-    struct Texts<const MAX: usize>;
-
-    impl<'de, const MAX: usize> Visitor<'de> for Texts<MAX> {
-        type Value = BTreeMap<String, String>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            write!(f, "an object of at most {MAX} fields")
-        }
-
-        fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Self::Value, A::Error> {
-            let mut taken = BTreeMap::new();
-            while let Some((key, value)) = fields.next_entry()? {
-                if taken.len() == MAX {
-                    return Err(A::Error::invalid_length(MAX + 1, &self));
-                }
-                taken.insert(key, value);
-            }
-            Ok(taken)
-        }
-    }
-    input.deserialize_map(Texts::<MAX>)
-}
-
 fn invalid(why: &str) -> ServiceError {
     ServiceError::invalid("invalid_json", in_plain_words(why)).with_hint(DESCRIPTION)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use serde::Deserialize;
+
     use super::*;
     use crate::error::Kind;
 

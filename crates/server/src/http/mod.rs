@@ -2,6 +2,7 @@
 
 pub mod auth;
 pub mod body;
+pub mod bounded;
 pub mod download;
 pub mod error;
 pub mod extract;

@@ -42,3 +42,9 @@ pub struct RunOutput<T = ()> {
     pub collected: Option<T>,
     pub duration: Duration,
 }
+
+impl<T> RunOutput<T> {
+    pub fn duration_ms(&self) -> u64 {
+        u64::try_from(self.duration.as_millis()).unwrap_or(u64::MAX)
+    }
+}

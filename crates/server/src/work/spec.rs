@@ -151,7 +151,15 @@ pub fn box_name(text: &str) -> Result<Name, ServiceError> {
     })
 }
 
+/// Labels that begin so are tare's own: a client cannot set them.
+const RESERVED_LABELS: &str = "tare.";
+
 pub fn labels(asked: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>, ServiceError> {
+    if let Some(key) = asked.keys().find(|key| key.starts_with(RESERVED_LABELS)) {
+        let message = format!("labels: {key:?} is tare's own");
+        return Err(ServiceError::invalid("invalid", message)
+            .with_hint("choose a label that does not begin with 'tare.'"));
+    }
     let texts: Vec<String> = asked.iter().map(|(key, value)| format!("{key}={value}")).collect();
     let labels = name::labels(texts.iter().map(String::as_str));
     labels.map_err(|error| of_field("labels", error))

@@ -6,7 +6,8 @@ use serde::{Deserialize, Deserializer};
 
 use crate::admission::Caller;
 use crate::error::ServiceError;
-use crate::http::extract::{Json, at_most_if_any};
+use crate::http::bounded::List;
+use crate::http::extract::Json;
 use crate::librechat::answer::Answer;
 use crate::librechat::cancel;
 use crate::librechat::run::box_spec::CodeRun;
@@ -48,7 +49,7 @@ where
     D: Deserializer<'de>,
     T: Deserialize<'de>,
 {
-    Ok(at_most_if_any::<D, T, MAX>(input)?.unwrap_or_default())
+    Ok(Option::<List<T, MAX>>::deserialize(input)?.unwrap_or_default().0)
 }
 
 /// Clients write `null` for what they leave out.
