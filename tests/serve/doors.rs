@@ -183,7 +183,7 @@ fn a_listen_path_that_is_not_a_socket_is_left_alone() {
     fs::write(&path, "mine").expect("a file");
     tare.call(["serve", "--listen", &format!("unix:{}", path.display())])
         .exited(1)
-        .said(&["cannot listen", "no socket"]);
+        .said(&["cannot listen", "not a socket"]);
     assert_eq!(fs::read(&path).expect("the file"), b"mine");
 }
 

@@ -63,7 +63,7 @@ impl AppState {
         self.service.configure(config);
     }
 
-    /// Has the server read its configuration again.
+    /// Makes the server read its configuration again.
     pub async fn reload(&self) -> Result<(), ServiceError> {
         let (done, result) = oneshot::channel();
         self.reloads.send(done).await.map_err(|_| ServiceError::stopping())?;

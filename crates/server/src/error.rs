@@ -30,14 +30,14 @@ pub enum Kind {
     Forbidden,
     NotFound,
     Conflict,
-    /// The route exists, and does not have this method.
+    /// The route exists, and does not support this method.
     WrongMethod,
     /// The client did not send or read in time.
     TooSlow,
     TooLarge,
     /// The body has a media type that is not accepted.
     WrongType,
-    /// The request is valid, and this host or this box cannot do it.
+    /// The request is valid, but this host or this box cannot do it.
     Unprocessable,
     /// The caller has reached a limit of its own.
     Limited,
@@ -51,7 +51,7 @@ pub enum Kind {
 }
 
 const RETRY_AFTER_S: u32 = 2;
-/// The server sweeps this often, and tries again to end boxes that are stuck.
+/// The server sweeps this often. A sweep tries again to end boxes that are stuck.
 const STUCK_RETRY_AFTER_S: u32 = 30;
 /// The code of a box that could not be ended.
 pub const STUCK: &str = "stuck";
@@ -90,7 +90,7 @@ impl ServiceError {
     }
 
     pub fn wrong_method() -> Self {
-        let message = "this route does not have that method";
+        let message = "this route does not support that method";
         Self::new(Kind::WrongMethod, "method_not_allowed", message)
     }
 
@@ -127,7 +127,7 @@ impl ServiceError {
         }
     }
 
-    /// Something is used up, or too much is requested at once: it may work later.
+    /// Something is used up, or too much is requested at once. The request may succeed later.
     pub fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
         Self {
             retry_after_s: Some(RETRY_AFTER_S),
@@ -142,9 +142,9 @@ impl ServiceError {
 
     /// A failure of the server.
     pub fn internal(detail: impl ToString) -> Self {
-        let message = "something went wrong that should not have";
+        let message = "the server failed";
         Self { detail: Some(detail.to_string()), ..Self::new(Kind::Internal, "internal", message) }
-            .with_hint("the server's log says more under this request's id")
+            .with_hint("the server's log has the reason, under the id of this request")
     }
 
     /// Returns whether the same request may succeed later: a limit was reached, or the server
@@ -231,7 +231,7 @@ pub fn in_full(error: &EngineError) -> String {
     text
 }
 
-/// Returns what the host has no more of, if that is the reason.
+/// Returns what the host has run out of, if that is the reason.
 fn used_up(error: &EngineError) -> Option<&'static str> {
     match error.errno()? {
         Errno::MFILE | Errno::NFILE => Some("descriptors"),

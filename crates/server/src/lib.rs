@@ -1,8 +1,7 @@
 //! `tare serve`: the engine over HTTP.
 //!
-//! The server does not own boxes: boxes that live on outlive it, and it asks the engine about
-//! them each time. A server that is killed takes its one-shot runs along, and nothing else. The
-//! next server has all other boxes.
+//! The server keeps no state about boxes. It asks the engine about them each time. When a server is
+//! killed, its runs end with it. All other boxes go on, and the next server finds them.
 //!
 //! ```text
 //! http (connections, log, keys) -> api, librechat -> work -> engine
@@ -10,7 +9,7 @@
 //! ```
 
 mod admission;
-#[allow(unused_qualifications, reason = "what describes the routes writes whole paths")]
+#[allow(unused_qualifications, reason = "the macros that describe routes write whole paths")]
 mod api;
 mod app;
 mod config;

@@ -27,9 +27,9 @@ use crate::work::{Foundation, Service};
 use crate::workers::{Creators, Workers};
 use crate::{api, librechat, notify, upkeep};
 
-/// Changes of levels that wait to be logged. More wait with their gauge.
+/// Level changes that wait to be logged. Beyond that, the thread of the gauges waits.
 const CHANGES_WAITING: usize = 64;
-/// Ends of boxes that wait to be reported. More wait in their tasks.
+/// Ends of boxes that wait to be reported. Beyond that, the tasks of their keepers wait.
 const ENDS_WAITING: usize = 64;
 /// How long the last runs may take to end after they were killed.
 const ENDED_WITHIN: Duration = Duration::from_secs(10);
@@ -80,7 +80,7 @@ struct Loaded {
     lowered: Vec<&'static str>,
 }
 
-/// Serves until SIGTERM or SIGINT, and returns when nothing is left to be ended.
+/// Serves until SIGTERM or SIGINT, and returns when all runs have ended.
 pub fn serve(options: Options) -> Result<(), Error> {
     let no_threads = || "cannot start threads".to_owned();
     let descriptors = DescriptorBudget::make();
@@ -181,7 +181,7 @@ async fn live(app: AppState, librechat: LibreChat, mut inputs: Inputs) -> Result
     // The last responses are being sent.
     tokio::time::timeout(ENDED_WITHIN, serving).await.ok();
     if let Listen::Unix(path) = &listen {
-        // With or without it, the next client finds no server.
+        // If this fails, a client finds a socket on which no server listens.
         std::fs::remove_file(path).ok();
     }
     Ok(())
@@ -199,7 +199,7 @@ fn record_findings(app: &AppState, lowered: &[&'static str]) {
     }
 }
 
-/// Reads the configuration again. One that cannot be used changes nothing.
+/// Reads the configuration again. An invalid one changes nothing.
 async fn reload(
     app: &AppState,
     librechat: &LibreChat,
@@ -228,7 +228,7 @@ async fn reload(
     }
 }
 
-/// Begins nothing new, waits for what runs, and kills it when the bound has passed.
+/// Starts nothing new, waits for runs and execs, and kills them after `[limits] drain`.
 async fn drain(app: &AppState) {
     app.journal.record(&LogEvent::Draining);
     notify::stopping();

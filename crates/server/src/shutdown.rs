@@ -1,4 +1,4 @@
-//! The server's way down: serving, then draining, then killing.
+//! How the server stops: it serves, then drains, then kills.
 
 use tokio_util::sync::CancellationToken;
 

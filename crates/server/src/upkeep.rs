@@ -1,7 +1,7 @@
 //! Recovery at start, the periodic sweep, the reaction to gauges, and reports of stuck boxes.
 //!
-//! Each of these is a task of its own: the report of a box's end never waits for a sweep of all
-//! boxes. This file decides when to look after boxes. How, is the engine's work.
+//! Each of these is a task of its own, so the report of a box's end never waits for a sweep of all
+//! boxes. This file decides when boxes are looked after. The engine does the work.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,7 +31,7 @@ pub async fn recover(app: AppState) {
 
 /// Sweeps boxes and files, and watches boxes that other processes created.
 pub async fn sweep_periodically(app: AppState) {
-    // `recover` looks at what is there at start.
+    // `recover` does this at the start.
     let first = tokio::time::Instant::now() + SWEEP_INTERVAL;
     let mut interval = tokio::time::interval_at(first, SWEEP_INTERVAL);
     loop {
@@ -106,7 +106,7 @@ async fn watch_all(app: &AppState) -> Result<usize, ServiceError> {
     Ok(boxes.len())
 }
 
-/// A box that exists already counts, and for the key that created it.
+/// The guard of a box that exists already. The box counts for the key that created it.
 fn admitted(engine: &Engine, app: &AppState, one: &Status) -> Admitted {
     let spec = engine.details(&one.id).map(|details| details.spec).unwrap_or_default();
     let limit = |name: &str| spec["limits"][name].as_u64().unwrap_or(0);

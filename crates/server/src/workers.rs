@@ -1,9 +1,9 @@
 //! Fixed threads for blocking calls, and the slots for boxes that are being created.
 //!
-//! The threads start with the server and live as long as it does: the server can list, stop and
-//! remove boxes when the host has no thread left, and a keeper, which the kernel kills when the
-//! *thread* that created it exits (`PR_SET_PDEATHSIG`, prctl(2)), outlives its creation. Tokio's
-//! own pool for blocking calls panics if it cannot create a thread, and lets idle threads exit.
+//! The threads start with the server and live as long as it does. So the server can list, stop and
+//! remove boxes when the host has no thread left. And keepers survive: the kernel kills a keeper
+//! when the *thread* that created it exits (`PR_SET_PDEATHSIG`, prctl(2)). Tokio's own pool for
+//! blocking calls panics if it cannot create a thread, and lets idle threads exit.
 //!
 //! A caller waits for a free thread as a task. So the queue never has more calls than there are
 //! threads, and a call whose client disconnects while it waits is not made.
@@ -20,10 +20,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 type Call = Box<dyn FnOnce() + Send>;
 
-/// Creating a box is mostly the kernel's work, and waits there a little: for memory of
-/// namespaces, for a grace period. More threads than this gain nothing.
+/// Most of the time of a creation passes in the kernel, which allocates namespaces and waits for
+/// grace periods of RCU. More threads than this gain nothing.
 const CREATORS_PER_CPU: usize = 2;
-/// A keeper waits in the kernel too, longer than its creator.
+/// A keeper waits in the kernel longer than its creator.
 const SLOTS_PER_CREATOR: usize = 2;
 
 /// Threads for calls that may block. Cheap to clone.
@@ -84,9 +84,9 @@ pub struct Creators {
     slots: Arc<Semaphore>,
 }
 
-/// The right to have a box in creation, until its command runs. A creator is done long before
-/// the keeper that it started. With any number of keepers at work, each would take as long as
-/// all of them; with slots, the first box is ready first.
+/// The right to create a box, until its command runs. A keeper works long after its creator is done.
+/// If any number of keepers worked at once, each would take as long as all of them together. With
+/// slots, the first box is ready first.
 pub type CreateSlot = OwnedSemaphorePermit;
 
 impl Creators {

@@ -1,8 +1,8 @@
 //! Memory for the bodies of requests and responses: all share one budget, `[limits] bodies_bytes`.
 //!
 //! A request's body is charged for its bytes as they arrive, and for its parsed values. The charge
-//! lasts until the request ends. Output that is kept for a response is charged as it is read, and
-//! the response until its last byte is sent. Bodies that are streamed are not charged.
+//! lasts until the request ends. Output that is kept for a response is charged as it is read. The
+//! response is charged until its last byte is sent. Bodies that are streamed are not charged.
 
 use tare_engine::spec::quantity;
 
@@ -57,7 +57,7 @@ impl Bodies {
         self.0.held()
     }
 
-    /// Returns a charge of nothing yet, for a body of this key.
+    /// Returns an empty charge for a body of this key.
     pub fn charge(&self, config: &Config, key: Option<&str>) -> Charge {
         let share = self.0.begin(key, config.keys.len());
         Charge { share, budget: config.limits.bodies_bytes.0 }

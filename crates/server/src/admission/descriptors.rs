@@ -6,21 +6,21 @@
 //! ```
 //!
 //! The right part is the reserve: with any number of boxes, clients can still connect, list,
-//! stop and remove them. Limits of the configuration that need more descriptors than there are
-//! are lowered, and the log reports it.
+//! stop and remove them. If configured limits need more descriptors than there are, the server
+//! lowers them and logs it.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::config::Limits;
 
-/// The largest limit that the server asks for: all defaults fit many times.
+/// The largest limit that the server asks for. It is many times what the default limits need.
 const DESCRIPTORS_WANTED: u64 = 1 << 16;
 /// Descriptors of the server itself: streams, the runtime, gauges, sockets.
 const OWN: u64 = 40;
 /// Descriptors of a run: its connection, the keeper, the control sockets, pipes, cgroups, and a
 /// reserve for its end.
 const PER_RUN: u64 = 20;
-/// The server serves one process in a box for this many descriptors; it needs a few.
+/// The server allows one exec for this many descriptors. An exec needs a few of them.
 const PER_EXEC: u64 = 32;
 /// The number of threads that call the engine, unless there are few descriptors.
 const CALLS_MAX: u64 = 32;

@@ -121,7 +121,8 @@ impl Meter {
         (self.measurement(used), changes)
     }
 
-    /// Whether a copy of the largest box would not fit if no box used any of its promise.
+    /// Returns whether it matters what each box uses: one more box, as large as the largest, would
+    /// not fit if all promises were added to what is used.
     fn is_tight(&self, places: &Places, thresholds: &Thresholds) -> bool {
         let parties = places.lock().parties(&UseOfBoxes::new());
         let largest = |part: fn(&Promise) -> u64| {

@@ -29,10 +29,10 @@ use crate::admission::quota::{QuotaHold, Quotas};
 use crate::config::{Config, Key, Limits};
 use crate::error::ServiceError;
 
-/// Who sent a request. Every API makes one from its own kind of authentication.
+/// The client that sent a request. Every API makes one from its own kind of authentication.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Caller {
-    /// Whose boxes the request makes, and whose quota counts.
+    /// The tenant that owns the boxes of the request, and whose quota counts.
     pub tenant: Tenant,
     /// Whether it sees the boxes of all tenants, and may use the routes for operators.
     pub is_admin: bool,
@@ -59,7 +59,7 @@ impl Caller {
         Some(self.request_id.as_str()).filter(|id| !id.is_empty())
     }
 
-    /// Which boxes it sees.
+    /// The boxes that it sees.
     pub fn scope(&self) -> Scope {
         if self.is_admin { Scope::All } else { Scope::Tenant(self.tenant.clone()) }
     }
@@ -80,7 +80,7 @@ pub struct Need {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {
-    /// It ends by itself soon.
+    /// A run, which ends by itself soon.
     Run,
     /// A box that lives on.
     Box,
@@ -126,12 +126,12 @@ pub struct Admitted {
 }
 
 impl Admitted {
-    /// The box is made: the gauges measure what it has open and uses.
+    /// Marks the box as made: from now on, the gauges measure what it uses.
     pub fn box_is_made(&mut self, id: &BoxId) {
         self.place.made(id);
     }
 
-    /// The box outlives its run, for example because it is stuck: the next run may begin.
+    /// Lets the next run begin, because the box of this one is stuck and outlives it.
     pub fn without_turn(mut self) -> Self {
         self.turn = None;
         self
@@ -289,9 +289,12 @@ impl RunQueue {
         }
         let waiting = Waiting::begin(&self.waiting);
         if waiting.before >= self.waiting_max {
-            let message = "server busy: as many runs are active and waiting as it allows";
+            let message = format!(
+                "server busy: {} runs are active, and {} wait",
+                self.turns.most, self.waiting_max
+            );
             return Err(ServiceError::unavailable("busy", message)
-                .with_hint("try again, or raise [limits] runs in the configuration"));
+                .with_hint("try again, or raise [limits] runs or runs_waiting"));
         }
         Ok(self.turns.next().await)
     }

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use crate::admission::Work;
 use crate::admission::promise::{Party, Promise};
 
-/// What each box uses that exists.
+/// What each existing box uses.
 pub type UseOfBoxes = BTreeMap<PlaceNumber, GaugedUse>;
 
 pub type PlaceNumber = u64;

@@ -1,8 +1,8 @@
 //! What live boxes were promised, and whether one more box fits beside them. Nothing here
 //! measures or waits.
 //!
-//! A box is promised a share of its own limits. Against a limit of the host count everything
-//! outside boxes, and for each box the larger of its promise and its use.
+//! A box is promised a share of its own limits. A limit of the host has to hold everything outside
+//! boxes, and for each box the larger of its promise and its use.
 
 use tare_engine::{Gauge, GaugedUse, Level, Reading, Thresholds};
 
@@ -61,7 +61,7 @@ impl Party {
         part(gauge, self.used.pids, self.used.memory_bytes)
     }
 
-    /// What it uses, or may use without asking again.
+    /// The larger of its promise and its use.
     fn claim(&self, gauge: Gauge) -> u64 {
         self.promise.part(gauge).max(self.used(gauge))
     }
@@ -85,8 +85,8 @@ pub struct NoFit<'a> {
     pub fits_without_runs: bool,
 }
 
-/// Checks one more box against every limit. The reason is the limit for which no wait helps, if
-/// there is one.
+/// Checks one more box against every limit. If it does not fit, the returned limit is one for which
+/// waiting does not help, if there is such a limit.
 pub fn check_fit<'a>(
     limits: &'a [Reading],
     thresholds: &Thresholds,

@@ -125,7 +125,7 @@ impl Drop for StopTurn {
 }
 
 impl QuotaHold {
-    /// Gives the token of a run back that was refused for another reason.
+    /// Gives the token of a run back, because the run was refused for another reason.
     pub fn refund(self) {
         if self.need.work == Work::Run {
             self.quotas.change(&self.key, |account| {
@@ -145,8 +145,7 @@ impl Drop for QuotaHold {
 }
 
 impl Account {
-    /// Whether the account says nothing. That of a key with a limit on runs stays, because of its
-    /// tokens.
+    /// Whether the account can be forgotten. It is needed while it has tokens of runs.
     fn is_empty(&self) -> bool {
         self.boxes == 0 && self.stops == 0 && self.runs.is_none()
     }

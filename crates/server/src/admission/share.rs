@@ -43,7 +43,7 @@ pub enum NoShare {
 }
 
 impl Shared {
-    /// Returns a share of nothing yet. Holders without a key share everything.
+    /// Returns an empty share. The share of a holder without a key is limited only by the total.
     pub fn begin(&self, key: Option<&str>, keys: usize) -> Share {
         Share { of: self.clone(), key: key.map(str::to_owned), keys, amount: 0 }
     }

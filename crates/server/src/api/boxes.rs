@@ -22,7 +22,7 @@ use crate::work::spec::{self, BoxFields, LimitsRequest, NetworkRequest};
 
 const LIST_DEFAULT: usize = 1000;
 
-/// A box that lives on by itself.
+/// A box to create.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BoxRequest {
@@ -62,7 +62,7 @@ pub struct BoxRequest {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ListQuery {
-    /// Boxes in this state; without it all that have not ended.
+    /// Only boxes in this state. By default all that have not ended.
     #[param(value_type = Option<String>)]
     pub state: Option<String>,
     /// Whether to include boxes that have ended.
@@ -72,15 +72,15 @@ pub struct ListQuery {
     pub name: Option<String>,
     /// `KEY` or `KEY=VALUE`.
     pub label: Option<String>,
-    /// At most so many.
+    /// The largest number of boxes in the response.
     #[param(minimum = 1, maximum = 1000)]
     pub limit: Option<usize>,
-    /// The `next` of the page before, also after its boxes were removed; or the id of a
-    /// box that is there.
+    /// The `next` of the previous page, which stays valid after its boxes are removed. Or the id of
+    /// a listed box.
     pub after: Option<String>,
 }
 
-/// The oldest first.
+/// A page of boxes, the oldest first.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct BoxList {
     pub boxes: Vec<Status>,
@@ -101,9 +101,9 @@ pub struct RemoveQuery {
 ///
 /// Responds when the command runs. The box belongs to the key, and outlives this server.
 ///
-/// With an `Idempotency-Key` the box is created once. A repeated request gets 200 and the
-/// box's current state; after its removal 409, while tare keeps its history. Another request
-/// with the same key gets 422.
+/// With an `Idempotency-Key` the box is created once. A repeated request gets 200 and the box's
+/// current state. After the box is removed, the request gets 409 for as long as tare keeps the
+/// box's history. Another request with the same key gets 422.
 #[utoipa::path(
     post,
     path = "/v1/boxes",
@@ -111,7 +111,7 @@ pub struct RemoveQuery {
     params(("Idempotency-Key" = Option<String>, Header, max_length = 255, pattern = "^[!-~]+$")),
     request_body = BoxRequest,
     responses(
-        (status = 200, body = Status, description = "A request before has made it"),
+        (status = 200, body = Status, description = "An earlier request created the box"),
         (status = 201, body = Status),
     )
 )]
@@ -157,7 +157,10 @@ impl BoxRequest {
             ..DetachOptions::default()
         };
         if self.keep && self.remove {
-            return Err(ServiceError::invalid("invalid", "keep and remove exclude each other"));
+            return Err(ServiceError::invalid(
+                "invalid",
+                "keep and remove exclude each other: send one of them",
+            ));
         }
         if let Some(ms) = self.retention_ms {
             options.retention = spec::milliseconds("retention_ms", ms)?;
@@ -200,7 +203,7 @@ impl ListQuery {
     }
 }
 
-/// Everything that is known of a box
+/// Everything about a box
 #[utoipa::path(
     get,
     path = "/v1/boxes/{id}",
@@ -234,8 +237,8 @@ pub async fn stats(
 
 /// Remove a box
 ///
-/// Answers when nothing of it is left. A box that cannot be ended gets 503 `stuck`, with
-/// the step that failed; the server tries again until the box is gone.
+/// Responds when nothing of the box is left. If the box cannot be ended, the response is 503 `stuck`
+/// with the failed step, and the server tries again until the box is gone.
 #[utoipa::path(
     delete,
     path = "/v1/boxes/{id}",

@@ -12,17 +12,17 @@ use crate::http::frames::{EventFrame, StreamFormat};
 use crate::http::{Http, request_log};
 use crate::work::logs::ALIVE_EVERY;
 
-/// The log has a line for every request, which is no event of a box.
+/// The log has a line for every request. Clients do not get these.
 const NOT_SHOWN: &str = "request";
 
 /// Events of boxes
 ///
-/// From now on, what this server does to the boxes of the key, and what it sees of them:
+/// Streams what this server does to the boxes of the key from now on, and what it sees of them:
 /// `box_created`, `box_paused`, `box_resumed`, `box_lease_changed`, `box_ended`, `box_removed`,
 /// `run_ended` and the other events of its log except `request`. The key of an admin gets the
-/// events of all boxes, and those of gauges and sweeps. As server-sent events, or with `Accept:
-/// application/x-ndjson` a JSON object on each line. A client that is too slow gets `missed` with a
-/// number of `events`. The server sends `alive` while nothing happens.
+/// events of all boxes, and those of gauges and sweeps. The frames are server-sent events, or with
+/// `Accept: application/x-ndjson` a JSON object on each line. A client that is too slow gets `missed`
+/// with the number of lost `events`. The server sends `alive` while nothing happens.
 #[utoipa::path(
     get,
     path = "/v1/events",
@@ -39,7 +39,7 @@ pub async fn events(
     let mut noted = http.journal.subscribe();
     Ok(format.streamed(|sender| async move {
         let alive = || format.frame("alive", json!({}));
-        // A client that reads this misses nothing from here on.
+        // A client that has read this frame misses nothing from here on.
         sender.send(alive()).await;
         loop {
             let next = tokio::select! {

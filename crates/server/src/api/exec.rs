@@ -39,7 +39,7 @@ pub struct ExecRequest {
     #[serde(default)]
     #[schema(value_type = BTreeMap<String, String>)]
     pub env: Texts<VARIABLES_MAX>,
-    /// By default that of the box's command.
+    /// The working directory. By default that of the box's command.
     pub workdir: Option<String>,
     /// `UID` or `UID:GID`; by default the user of the box's command.
     pub user: Option<String>,
@@ -49,7 +49,7 @@ pub struct ExecRequest {
     /// operator's limit; a detached process has none by default.
     #[schema(minimum = 1)]
     pub timeout_ms: Option<u64>,
-    /// Pipes if left out. With a terminal all output is `stdout`.
+    /// The size of a terminal. By default there are pipes. With a terminal all output is `stdout`.
     pub terminal: Option<TerminalSize>,
     /// The encoding of the output.
     #[serde(default)]
@@ -79,7 +79,7 @@ pub struct ExecResult {
     pub stderr: String,
     /// Whether output is missing because it exceeded the limit.
     pub truncated: bool,
-    /// Why it ended.
+    /// Why the process ended.
     #[schema(value_type = String)]
     pub cause: Cause,
     pub duration_ms: u64,
@@ -135,7 +135,7 @@ pub async fn exec(
     }
     Ok(stream::output(format, request.encoding, limits.client.0, |sink| async move {
         let output = process.relay(input, None, &sink).await?;
-        // The output was in the frames before.
+        // The output was in earlier frames.
         Ok(ExecResult::new(output, Encoding::Utf8))
     }))
 }
@@ -172,7 +172,7 @@ pub struct ProcessFields<'a> {
 impl ProcessFields<'_> {
     pub fn into_spec(self) -> Result<ExecSpec, ServiceError> {
         if self.command.first().is_none_or(String::is_empty) {
-            let message = "command: a program has to be named";
+            let message = "command: name a program";
             return Err(ServiceError::invalid("invalid", message));
         }
         let terminal = match self.terminal {

@@ -21,14 +21,14 @@ const GRACE: Duration = Duration::from_secs(10);
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct StopRequest {
-    /// The time for the command to stop; by default 10 s.
+    /// The time that the command has to stop. By default 10 s.
     pub grace_ms: Option<u64>,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LeaseRequest {
-    /// From now on.
+    /// The new lease, from now on, in milliseconds.
     #[schema(minimum = 1, exclusive_maximum = 3155760000000u64)]
     pub lease_ms: u64,
 }
@@ -37,7 +37,7 @@ pub struct LeaseRequest {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct WaitQuery {
-    /// How long to wait at most. Default: as configured, 30 s.
+    /// The longest time to wait. By default `[limits] timeout`, 30 s.
     #[param(minimum = 1)]
     pub timeout_ms: Option<u64>,
 }
@@ -81,10 +81,11 @@ impl Waited {
     }
 }
 
-/// Stop a box: SIGTERM, a grace, then SIGKILL
+/// Stop a box: SIGTERM, a grace period, then SIGKILL
 ///
-/// Answers when nothing of it but its record is left. A box that cannot be ended gets 503
-/// `stuck`, with the step that failed; the server tries again.
+/// Responds when only the record of the box is left. A box that keeps nothing is returned with its
+/// last status. If the box cannot be ended, the response is 503 `stuck` with the failed step, and
+/// the server tries again.
 #[utoipa::path(
     post,
     path = "/v1/boxes/{id}/stop",
@@ -102,7 +103,10 @@ pub async fn stop(
     let grace_ms = request.and_then(|Json(request)| request.grace_ms);
     let grace = grace_ms.map_or(GRACE, Duration::from_millis);
     if grace > service.config().limits.timeout_max.0 {
-        return Err(ServiceError::invalid("invalid", "grace_ms: it is too long"));
+        return Err(ServiceError::invalid(
+            "invalid",
+            "grace_ms: it is longer than [limits] timeout_max",
+        ));
     }
     Ok(axum::Json(service.stop(&caller, id, grace).await?))
 }
@@ -123,7 +127,7 @@ pub async fn pause(
     Ok(axum::Json(service.pause(&caller, id).await?))
 }
 
-/// Let a paused box go on
+/// Continue a paused box
 #[utoipa::path(
     post,
     path = "/v1/boxes/{id}/resume",

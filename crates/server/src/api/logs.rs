@@ -24,14 +24,14 @@ use crate::work::output::Chunk;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct LogsQuery {
-    /// On with what the box writes, until it ends.
+    /// Whether to continue with what the box writes, until it ends.
     #[serde(default)]
     pub follow: bool,
     /// The number of last lines to return; by default all.
     pub tail: Option<u32>,
     /// Returns output since this time: `10m` (ago), or `2026-11-15T22:09:05Z`.
     pub since: Option<String>,
-    /// Whether text has the time before each line.
+    /// Whether each line of text begins with its time.
     #[serde(default)]
     pub timestamps: bool,
     /// The encoding of bytes in frames.
@@ -42,8 +42,8 @@ pub struct LogsQuery {
 
 /// The log of a box
 ///
-/// As text, with both streams in the order of their writes. With `Accept: text/event-stream` or
-/// `application/x-ndjson` in frames: `stdout` and `stderr` with `data` and `time`, `missed` with the
+/// The response is text, with both streams in the order of their writes. With `Accept:
+/// text/event-stream` or `application/x-ndjson` it consists of frames: `stdout` and `stderr` with `data` and `time`, `missed` with the
 /// number of `bytes` for which the log had no room, `alive` while the box writes nothing, and `end`
 /// last.
 #[utoipa::path(
@@ -95,7 +95,7 @@ async fn write(
     }
 }
 
-/// A time, or a duration before now.
+/// Parses a time, or a duration before now.
 fn time(text: &str) -> Result<Timestamp, ServiceError> {
     if let Ok(ago) = quantity::duration(text) {
         return Ok(Timestamp::now().before(ago));
@@ -111,7 +111,7 @@ fn time(text: &str) -> Result<Timestamp, ServiceError> {
 enum Shown {
     Text {
         timestamps: bool,
-        /// Whether the last bytes of each stream were not a whole line.
+        /// For each stream, whether its last line is not complete yet.
         in_line: [bool; 2],
     },
     Frames(TextFrames),
@@ -174,7 +174,7 @@ impl Shown {
     }
 }
 
-/// With the time before each line that begins here.
+/// Adds the time before each line that begins in these bytes.
 fn timed(bytes: &[u8], time: Timestamp, in_line: &mut bool) -> Vec<u8> {
     let mut shown = Vec::new();
     for line in bytes.split_inclusive(|byte| *byte == b'\n') {

@@ -69,11 +69,12 @@ pub fn router(app: &AppState, others: Router<AppState>) -> Router {
         .route("/openapi.json", get(async move || axum::Json(api)))
         .route("/", get(async move || Html(page)))
         .fallback(async || {
-            ServiceError::not_found("no_such_route", "there is nothing here")
-                .with_hint("GET /openapi.json describes what there is")
+            ServiceError::not_found("no_such_route", "there is no such route")
+                .with_hint("GET /openapi.json describes all routes")
         })
         .method_not_allowed_fallback(async || {
-            ServiceError::wrong_method().with_hint("GET /openapi.json describes what can")
+            ServiceError::wrong_method()
+                .with_hint("GET /openapi.json lists the methods of each route")
         })
         .layer(middleware::from_fn_with_state(app.http.clone(), auth::layer))
         .merge(others)

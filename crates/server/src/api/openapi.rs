@@ -1,4 +1,4 @@
-//! The description of the API: its parts that all routes share, and the page that lists them.
+//! The OpenAPI description: the parts that all routes share, and the page that lists the routes.
 
 use std::fmt::Write;
 
@@ -22,8 +22,8 @@ pub const VARIABLES_MAX: usize = 10_000;
     ),
     components(schemas(ErrorBody)),
     tags(
-        (name = "run", description = "One command in a box of its own"),
-        (name = "boxes", description = "Boxes that live on"),
+        (name = "run", description = "One command in its own box"),
+        (name = "boxes", description = "Boxes that outlive their request"),
         (name = "execs", description = "Processes in boxes"),
         (name = "files", description = "Files of boxes"),
         (name = "server", description = "The server itself"),
@@ -60,13 +60,13 @@ pub fn complete(mut api: OpenApi) -> OpenApi {
         for operation in operations_mut(&mut item) {
             add_errors(operation);
         }
-        // The rest of a path has another name in a router.
+        // `{*path}` is the router's form of a parameter that contains slashes.
         api.paths.paths.insert(path.replace("{*", "{"), item);
     }
     api
 }
 
-/// Every route can fail: with a wrong key, without connections, while the server stops.
+/// Adds the errors that every route can have: a wrong key, too many connections, a server that stops.
 fn add_errors(operation: &mut Operation) {
     for status in ["4XX", "5XX"] {
         let body = Ref::from_schema_name("ErrorBody");

@@ -37,7 +37,7 @@ pub struct Health {
 #[derive(Debug, Serialize, ToSchema)]
 pub struct RecoveryHealth {
     pub done: bool,
-    /// How many boxes it found; null for a key that is not an admin's.
+    /// How many boxes it found. Null unless the key is an admin's.
     pub boxes: Option<usize>,
 }
 
@@ -56,10 +56,10 @@ pub struct AuditAnswer {
     /// Each box with everything that it holds, the oldest first.
     #[schema(value_type = Vec<Object>)]
     pub boxes: Vec<AuditedBox>,
-    /// On the host, and in no record.
+    /// What is on the host and in no record.
     #[schema(value_type = Vec<Object>)]
     pub orphans: Vec<Finding>,
-    /// In a record, and not on the host.
+    /// What is in a record and not on the host.
     #[schema(value_type = Vec<Object>)]
     pub lost: Vec<Finding>,
 }
@@ -89,7 +89,7 @@ pub struct SweepQuery {
     pub dry_run: bool,
 }
 
-/// Whether the server answers
+/// Whether the server is up
 #[utoipa::path(get, path = "/health", tag = "server", responses((status = 200, body = Health)))]
 pub async fn health(
     State(app): State<AppState>,
@@ -111,9 +111,9 @@ fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Whether the server can run a box: it runs one
+/// Whether the server can run a box, tested by running one
 ///
-/// Responds within 10 s. If the box takes longer, the response is 503 with the step that it waits at.
+/// Responds within 10 s. If the box takes longer, the response is 503 with the current step.
 #[utoipa::path(
     get,
     path = "/ready",
@@ -125,7 +125,7 @@ pub async fn ready(
     Extension(caller): Extension<Caller>,
 ) -> Result<axum::Json<Readiness>, ServiceError> {
     let progress = Progress::default();
-    // The check counts for no key.
+    // The test counts for no key.
     let caller = Caller { tenant: Tenant::default(), ..caller };
     let tried = run_one(&service, &caller, progress.clone());
     let tried = tokio::time::timeout(READY_WITHIN, tried).await;
@@ -201,7 +201,7 @@ pub async fn reload(State(app): State<AppState>) -> Result<StatusCode, ServiceEr
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Audit: what each box holds, leftovers, and what is missing
+/// Compare records and host: what each box holds, leftovers, and what is missing
 ///
 /// Changes nothing.
 #[utoipa::path(

@@ -33,7 +33,7 @@ use crate::work::spec;
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ExecStatus {
     pub id: String,
-    /// The box's.
+    /// The id of the box.
     pub box_id: String,
     pub command: Vec<String>,
     pub state: ExecState,
@@ -75,7 +75,7 @@ pub struct StreamQuery {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct StdinQuery {
-    /// Whether nothing comes after this. A terminal gets Ctrl-D.
+    /// Whether this is the end of the input. A terminal gets Ctrl-D.
     #[serde(default)]
     pub close: bool,
 }
@@ -192,8 +192,8 @@ pub async fn output(
 
 /// Input for a detached process
 ///
-/// Responds when all input is sent to the process. If the process does not read, the response is an
-/// error after a time.
+/// Responds when all input is sent to the process. If the process does not read it within `[limits]
+/// client`, the response is 408 `stdin_stalled`.
 #[utoipa::path(
     post,
     path = "/v1/boxes/{id}/execs/{exec}/stdin",
@@ -211,7 +211,7 @@ pub async fn stdin(
 ) -> Result<StatusCode, ServiceError> {
     let exec = find(&service, &caller, &path).await?;
     let Some(input) = exec.input() else {
-        let message = "its input is closed, or it has ended";
+        let message = "the input of the process is closed, or the process has ended";
         return Err(ServiceError::conflict("stdin_closed", message));
     };
     let client_timeout = service.config().limits.client.0;
@@ -272,7 +272,7 @@ pub async fn resize(
 }
 
 async fn control(exec: &ExecProcess, request: ProcessControl) -> Result<StatusCode, ServiceError> {
-    // A process that does not take it has ended.
+    // Sending fails only after the process has ended.
     let is_sent = exec.end().is_none() && exec.control.send(request).await.is_ok();
     if is_sent {
         Ok(StatusCode::NO_CONTENT)
@@ -281,7 +281,7 @@ async fn control(exec: &ExecProcess, request: ProcessControl) -> Result<StatusCo
     }
 }
 
-/// A box that is gone has no processes.
+/// Finds the process. A box that is gone has none.
 async fn find(
     service: &Service,
     caller: &Caller,

@@ -28,7 +28,7 @@ use crate::work::output::OutputSink;
 use crate::work::run_request::{Collect, RunRequest};
 use crate::work::spec::{self, BoxFields, LimitsRequest, NetworkRequest};
 
-/// The box is asked once for each.
+/// The most outputs of a run. Each takes a call into the box.
 const OUTPUTS_MAX: usize = 1000;
 const FILES_MAX: usize = 10_000;
 /// The hint for a request that names nothing to run, or two things.
@@ -130,7 +130,7 @@ pub async fn run(
 ) -> Result<Response, ServiceError> {
     let (format, encoding) = (StreamFormat::accepted(&headers), body.encoding);
     let request = run_request(body, &service.config())?;
-    // Here, so that a refusal has its status even if the response is a stream.
+    // Before the response begins: a refusal then has its own status, even if the response is a stream.
     let admitted = service.admit_run(&caller, &request.spec).await?;
     if format == StreamFormat::Whole {
         let output = service.run_admitted(&caller, admitted, request, OutputSink::Keep).await?;
@@ -139,7 +139,7 @@ pub async fn run(
     let client_timeout = service.config().limits.client.0;
     Ok(stream::output(format, encoding, client_timeout, |sink| async move {
         let output = service.run_admitted(&caller, admitted, request, sink).await?;
-        // The output was in the frames before.
+        // The output was in earlier frames.
         Ok(RunResult::new(output, Encoding::Utf8))
     }))
 }
@@ -161,11 +161,11 @@ fn run_request(
             language.command(HOME, &[])
         }
         (Some(command), _, _) if !command.is_empty() => {
-            let message = "a command is given, and with it a language or code";
+            let message = "the request has a command, and also a language or code";
             return Err(ServiceError::invalid("invalid", message).with_hint(WHAT_TO_RUN));
         }
         (_, _, _) => {
-            let message = "nothing to run is given";
+            let message = "the request has no command and no code";
             return Err(ServiceError::invalid("invalid", message).with_hint(WHAT_TO_RUN));
         }
     };

@@ -1,5 +1,5 @@
 //! The output of a command as frames: `stdout` and `stderr` with `data`, then one `result`, or one
-//! `error`. A client that takes nothing is given up, and the command ends.
+//! `error`. If the client reads nothing for `[limits] client`, the command is killed.
 
 use std::time::Duration;
 
@@ -14,16 +14,16 @@ use crate::http::frames::{Output, StreamFormat, TextFrames};
 use crate::http::text::Encoding;
 use crate::work::output::{Chunk, OutputSink};
 
-/// How much output waits for its reader: so many times what a pipe holds.
+/// How many chunks of output wait for their reader. Each is at most what a pipe holds.
 const CHUNKS_WAITING: usize = 4;
 
-/// A sink for output that a client reads as it comes, and the client's end.
+/// Returns a sink for output that a client reads as it comes, and the client's end of it.
 pub fn channel(client_timeout: Duration) -> (OutputSink, mpsc::Receiver<Chunk>) {
     let (to, chunks) = mpsc::channel(CHUNKS_WAITING);
     (OutputSink::Pass { to, patience: client_timeout }, chunks)
 }
 
-/// The output of what `run` runs, and its result.
+/// A response with the output of `run` as frames, and its result as the last one.
 pub fn output<R: Serialize + Send, F>(
     format: StreamFormat,
     encoding: Encoding,

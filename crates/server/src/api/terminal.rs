@@ -32,9 +32,9 @@ use crate::work::outcome::RunOutput;
 use crate::work::output::Chunk;
 use crate::work::relay::{Input, ProcessControl};
 
-/// A frame of a client; larger ones end its session.
+/// The largest frame of a client. A larger one closes the connection.
 const FRAME_BYTES_MAX: usize = 64 << 10;
-/// A session in which neither side says anything for so long is over.
+/// The server closes a connection on which neither side sends anything for this long.
 const IDLE_MAX: Duration = Duration::from_secs(30 * 60);
 const ROWS: u16 = 24;
 const COLUMNS: u16 = 80;
@@ -44,15 +44,15 @@ const COLUMNS: u16 = 80;
 /// The process has a terminal of `rows` and `columns`. Binary frames are its bytes, both
 /// ways. Text frames are control: `{"resize":[rows,columns]}` and `{"signal":15}` from the
 /// client, `{"exit_code":0,"signal":null,"cause":"exited"}` from the server, which closes
-/// then. A client that goes away ends the process, and so do thirty minutes in which
-/// neither side says anything.
+/// then. The process ends when the client disconnects, and after thirty minutes in which neither
+/// side sends anything.
 #[utoipa::path(
     get,
     path = "/v1/boxes/{id}/exec/ws",
     tag = "execs",
     params(
         BoxPath,
-        ("command" = Vec<String>, Query, description = "The program, and once for each argument"),
+        ("command" = Vec<String>, Query, description = "The program, then each argument"),
         ("rows" = Option<u16>, Query, minimum = 1, description = "24 if left out"),
         ("columns" = Option<u16>, Query, minimum = 1, description = "80 if left out"),
         ("env" = Option<Vec<String>>, Query, description = "`KEY=VALUE`, once for each"),
@@ -149,7 +149,7 @@ impl TerminalQuery {
     }
 }
 
-/// Of a terminal, in one direction.
+/// Parses the number of rows or columns.
 fn extent(text: &str) -> Option<u16> {
     text.parse().ok().filter(|extent| *extent > 0)
 }
@@ -195,7 +195,7 @@ async fn serve_connection(process: Process, socket: WebSocket, client_timeout: D
     let passing = send_output(&mut to, chunks, &alive, client_timeout);
     let hearing = receive(from, &input, &control, &alive, client_timeout);
     let close = tokio::select! {
-        // The client gets all output before the end of the process.
+        // The client gets all output before it gets the exit code.
         (output, passed) = async { tokio::join!(running, passing) } => match passed {
             Ok(()) => last(output),
             Err(Gone) => return,
@@ -213,7 +213,7 @@ async fn serve_connection(process: Process, socket: WebSocket, client_timeout: D
         }
         to.send(Message::Close(Some(close))).await
     };
-    // A client that does not read it is gone.
+    // A client that does not read this is gone.
     tokio::time::timeout(client_timeout, farewell).await.ok();
 }
 

@@ -115,7 +115,7 @@ fn cgroup_parent<'de, D: Deserializer<'de>>(input: D) -> Result<Option<CgroupPar
     units::parsed(input, "tare.slice", CgroupParent::parse).map(Some)
 }
 
-/// What the server does at once, and what one request may ask for.
+/// Limits of the server, and of what one request may ask for.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
@@ -136,7 +136,7 @@ pub struct Limits {
     pub bodies_bytes: ByteSize,
     /// The largest file or archive that can be uploaded into a box.
     pub upload_bytes: ByteSize,
-    /// For each stream of a run, and for the files that it returns.
+    /// The limit for each stream of a run, and for the files that it returns.
     pub output_bytes: ByteSize,
     pub timeout: Period,
     pub timeout_max: Period,
@@ -278,7 +278,7 @@ impl Config {
         Ok(())
     }
 
-    /// Whether keys are needed, and none of them may use the routes for operators.
+    /// Whether there are keys, and none of them is an admin's.
     pub fn lacks_admin(&self) -> bool {
         !self.keys.is_empty() && !self.keys.iter().any(|key| key.admin)
     }

@@ -1,10 +1,9 @@
-//! Authentication of the native API: an API key if keys are configured, and never a web page in the
-//! operator's browser.
+//! Authentication of the native API: an API key if keys are configured, and no web page.
 //!
-//! A web page can send requests to this host, and can read the responses through a name of its own
-//! that it makes point here. So a request with a foreign `Origin` is refused. Without keys, so is a
-//! request for a host name that is not this server's, unless it came through a socket in the file
-//! system, which no page reaches.
+//! A web page in a browser on this host can send requests to the server. If the page makes a name of
+//! its own point to this host, it can also read the responses. So the server refuses a request with
+//! a foreign `Origin`. Without keys, it also refuses a request for a host name that is not its own,
+//! unless the request came through a socket in the file system, which no page reaches.
 //!
 //! LibreChat's routes have their own authentication, with the same checks of web pages
 //! ([`crate::librechat`]).
@@ -78,7 +77,7 @@ fn unauthorized(message: &str) -> ServiceError {
     ServiceError::unauthorized("unauthorized", message)
 }
 
-/// Refuses requests of web pages, whatever their credential.
+/// Refuses requests of web pages, with or without a credential.
 pub fn check_page(headers: &HeaderMap, target: &Uri, config: &Config) -> Result<(), ServiceError> {
     check_one_host(headers, target)?;
     check_origin(headers, config)
@@ -114,11 +113,13 @@ fn check_origin(headers: &HeaderMap, config: &Config) -> Result<(), ServiceError
 /// Names of this host that a browser does not let a page choose.
 const LOCAL_HOSTS: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 
-/// Checks `Host` where no key is asked for. Beyond this host an address is as good as its
-/// own names: a page can make a name point here, and not an address. A name in
-/// `allowed_hosts` has any port, because a proxy or a mapping may listen on another one;
-/// `NAME:PORT` there has that port alone. On loopback every other name has the port of this
-/// server. Beyond it the ports of a container are mapped to others, which nothing tells.
+/// Checks `Host` if no key is needed.
+///
+/// - A name in `allowed_hosts` may have any port, because a proxy or a port mapping may listen on
+///   another one. `NAME:PORT` there allows only that port.
+/// - On loopback, the names of this host are allowed, with the port of this server.
+/// - Beyond loopback, every IP address is allowed too: a page can make a name point here, but not
+///   an address. Any port is allowed, because the ports of a container may be mapped to others.
 pub fn check_host(
     headers: &HeaderMap,
     config: &Config,
@@ -141,7 +142,7 @@ pub fn check_host(
     };
     let message = match (is_named, is_port) {
         (true, true) => return Ok(()),
-        (false, _) => "this server does not go by that name".to_owned(),
+        (false, _) => "the Host header names a host that is not this server".to_owned(),
         (true, false) => format!("the Host header names port {port}, which is not this server's"),
     };
     let hint = "add it to 'allowed_hosts', as NAME, or as NAME:PORT for that port alone";
@@ -155,7 +156,7 @@ fn is_address(name: &str) -> bool {
     }
 }
 
-/// The name in `Host`, and its port, empty where none is given.
+/// Splits `Host` into name and port. The port is empty if there is none.
 fn split_port(host: &str) -> (&str, &str) {
     let is_port = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
     match host.rsplit_once(':') {
@@ -177,7 +178,7 @@ fn presented_key(headers: &HeaderMap) -> Result<Option<&[u8]>, ServiceError> {
     }
 }
 
-/// Returns the token of a `Bearer` header. For another scheme it is empty, which no key is.
+/// Returns the token of a `Bearer` header, or nothing for another scheme. No key is empty.
 pub fn bearer_token(value: &[u8]) -> &[u8] {
     match value.split_at_checked(BEARER.len()) {
         Some((scheme, key)) if scheme.eq_ignore_ascii_case(BEARER.as_bytes()) => key,
@@ -185,7 +186,7 @@ pub fn bearer_token(value: &[u8]) -> &[u8] {
     }
 }
 
-/// Compares all keys, each in constant time, so that the time says nothing about them.
+/// Compares all keys, each in constant time, so that the time reveals nothing about them.
 pub fn key_for<'a>(keys: &'a [Key], given: &[u8]) -> Option<&'a Key> {
     let given: [u8; 32] = Sha256::digest(given).into();
     let matches = |key: &Key| bool::from(key.sha256.ct_eq(&given));

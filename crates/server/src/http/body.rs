@@ -44,13 +44,15 @@ impl BoundedBody {
         let Some(bytes) = next.map_err(|_| too_slow())? else {
             return Ok(None);
         };
-        let cut = |_| ServiceError::invalid("incomplete", "the body ended too early");
+        let cut =
+            |_| ServiceError::invalid("incomplete", "the body ended before its announced length");
         let bytes = bytes.map_err(cut)?;
         self.left = self.left.checked_sub(bytes.len() as u64).ok_or_else(|| self.too_large())?;
         Ok(Some(bytes))
     }
 
-    /// Reads and drops the rest: some clients read no response before they have sent their body.
+    /// Reads and drops the rest, because some clients read no response before they have sent their
+    /// whole body.
     pub async fn drain(&mut self) {
         while let Ok(Some(_)) = self.next().await {}
     }
@@ -70,5 +72,5 @@ impl BoundedBody {
 }
 
 pub fn too_slow() -> ServiceError {
-    ServiceError::too_slow("slow_body", "the body did not come in time")
+    ServiceError::too_slow("slow_body", "the body did not arrive in time")
 }

@@ -1,6 +1,6 @@
-//! Lists and objects of a JSON body that have a largest length. Parsing stops at the first value that
-//! is too many. So a body of many small values cannot fill the heap, which does not always return to
-//! the system what is freed in it.
+//! Lists and objects of a JSON body with a limit on their length. Parsing stops at the first value
+//! beyond the limit. So a body of many small values cannot fill the heap, whose memory does not
+//! always return to the system.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,5 +1,5 @@
-//! The name of a downloaded file. Boxes and clients choose names: in a header, a name can never
-//! be anything but a name.
+//! The name of a downloaded file, encoded for a header. Boxes and clients choose names, so a name
+//! must not be able to end the header or begin another one.
 
 use axum::http::HeaderValue;
 

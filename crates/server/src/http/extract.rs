@@ -12,7 +12,7 @@ use crate::error::{ServiceError, in_plain_words};
 use crate::http::body::{self, BoundedBody};
 use crate::http::{Http, request_log};
 
-const DESCRIPTION: &str = "GET /openapi.json describes what is taken";
+const DESCRIPTION: &str = "GET /openapi.json describes every field";
 
 /// A body that is one JSON value of this type and nothing else.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ where
     }
 }
 
-/// A body may be absent where every field of it may be.
+/// A body that may be absent, because all of its fields may be.
 impl<T: DeserializeOwned, S: Send + Sync> OptionalFromRequest<S> for Json<T>
 where
     Http: FromRef<S>,
@@ -105,7 +105,8 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T>
     }
 }
 
-/// A browser sends other types by itself, and this one only for a page that the server allows.
+/// Requires JSON. A page can make a browser send other types to any server, but this type only to
+/// one that allows the page.
 fn check_type(headers: &HeaderMap) -> Result<(), ServiceError> {
     let given = headers.get(header::CONTENT_TYPE).and_then(|given| given.to_str().ok());
     let essence = given.map(|given| given.split(';').next().unwrap_or("").trim());
@@ -139,7 +140,7 @@ async fn read(request: Request, http: &Http) -> Result<(Vec<u8>, Charge), Servic
     tokio::time::timeout(limits.client.0, read).await.map_err(|_| body::too_slow())?
 }
 
-/// Reads into one block, which goes back to the system as a whole.
+/// Reads into one block of memory, which returns to the system as a whole.
 async fn read_all(body: &mut BoundedBody, charge: &mut Charge) -> Result<Vec<u8>, ServiceError> {
     let mut bytes = Vec::new();
     while let Some(data) = body.next().await? {

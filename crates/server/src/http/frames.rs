@@ -1,4 +1,4 @@
-//! Responses that are written as they come: server-sent events, or a JSON object on each line.
+//! Streamed responses: server-sent events, or a JSON object on each line.
 //!
 //! A response is an `async` block with a sender ([`streamed`]). It runs as part of the
 //! connection's own task, and is dropped when the client disconnects.
@@ -20,7 +20,7 @@ use crate::http::text::{Encoding, Utf8Pieces};
 #[derive(ToSchema)]
 #[allow(dead_code, reason = "it describes what `StreamFormat::frame` writes")]
 pub struct EventFrame {
-    /// What it is.
+    /// The kind of the frame.
     event: String,
     /// A JSON object.
     #[schema(content_media_type = "application/json")]
@@ -108,8 +108,8 @@ impl BodySender {
     }
 }
 
-/// A body that `write` writes. An error breaks the connection off, so that the client cannot
-/// take a part for the whole. When the client disconnects, the future is dropped.
+/// A body that `write` writes. After an error the server closes the connection, so that the client
+/// cannot take a part for the whole. When the client disconnects, the future is dropped.
 pub fn streamed<F: Future<Output = Result<(), axum::BoxError>> + Send + 'static>(
     write: impl FnOnce(BodySender) -> F,
 ) -> Body {
@@ -124,7 +124,7 @@ struct Streamed {
     /// `None` when it is done.
     writing: Option<Writing>,
     receiver: mpsc::Receiver<Bytes>,
-    /// Comes after everything that was sent.
+    /// Returned after everything that was sent.
     failed: Option<axum::BoxError>,
 }
 

@@ -41,8 +41,8 @@ const HEAD_WITHIN: Duration = Duration::from_secs(10);
 const BACKLOG: i32 = 4096;
 const HEAD_BYTES_MAX: usize = 32 << 10;
 const HEADERS_MAX: usize = 100;
-/// The pause after a failed accept, most likely for lack of descriptors: something may have
-/// ended by then.
+/// The pause after a failed accept. Most likely there was no free descriptor, and there may be one
+/// by then.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
@@ -81,13 +81,13 @@ impl Listener {
     }
 }
 
-/// Listens on a socket that only its owner can use. The socket of a server that is gone is
-/// replaced. On Linux a socket takes its mode along when it is bound (unix(7)), so there is
-/// no moment with a wider mode and no second path that a killed server could leave.
+/// Listens on a socket that only its owner can use. Replaces the socket of a server that is gone. On
+/// Linux, bind(2) gives the file the mode of the socket (unix(7)), so its mode is never wider, and a
+/// killed server leaves no second path.
 fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     if let Ok(found) = std::fs::symlink_metadata(path) {
         if !found.file_type().is_socket() {
-            return Err(io::Error::other("something is there that is no socket"));
+            return Err(io::Error::other("the path exists and is not a socket"));
         }
         if std::os::unix::net::UnixStream::connect(path).is_ok() {
             return Err(io::Error::other("another server listens there"));
@@ -102,10 +102,10 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     UnixListener::from_std(socket.into())
 }
 
-/// Connections beyond `[limits] connections`, for [`ESSENTIAL`] routes only: an operator can still
-/// look at a server whose connections are all taken, and end boxes.
+/// Connections beyond `[limits] connections`, for [`ESSENTIAL`] routes only. With them an operator can
+/// look at a server whose other connections are all in use, and end boxes.
 pub const RESERVE: usize = 16;
-/// For the head of a request on a connection of the reserve, which has one request.
+/// The time limit for the head of a request on a connection of the reserve.
 const RESERVE_HEAD_WITHIN: Duration = Duration::from_secs(2);
 
 /// A connection of the reserve that has sent no request for this long is idle.
@@ -150,7 +150,7 @@ pub fn refused_in_reserve(http: &Http, request: &Request) -> Option<ServiceError
     Some(ServiceError::unavailable("connections_full", message).with_hint(hint))
 }
 
-/// The connections that there may be.
+/// The connections that the server allows.
 struct Seats {
     ordinary: Arc<Semaphore>,
     reserve: Arc<Semaphore>,
@@ -182,7 +182,7 @@ impl Seats {
                     has_request: Arc::default(),
                     close: CancellationToken::new(),
                 };
-                // A connection that is over is only in this queue.
+                // Only this queue still knows a connection that is over.
                 self.reserved.retain(|one| Arc::strong_count(&one.has_request) > 1);
                 self.reserved.push_back(reserved.clone());
                 let permit = permit.expect("the semaphore is never closed");
@@ -200,7 +200,7 @@ async fn close_idle(reserved: &mut VecDeque<Reserved>) -> Infallible {
         if !oldest.has_request.load(Ordering::Relaxed) {
             oldest.close.cancel();
             reserved.pop_front();
-            // Its seat may be enough.
+            // That seat may be enough.
             tokio::time::sleep(CLOSED_WITHIN).await;
         } else {
             reserved.pop_front();
@@ -209,7 +209,7 @@ async fn close_idle(reserved: &mut VecDeque<Reserved>) -> Infallible {
     std::future::pending().await
 }
 
-/// Serves until nothing new is to begin, and returns when the last connection is over.
+/// Serves until the server drains, and returns when the last connection is over.
 pub async fn serve(listener: Listener, router: Router, http: Http) {
     let most = http.config().limits.connections;
     let mut seats = Seats {

@@ -60,7 +60,7 @@ pub fn of_request(caller: Caller) -> Caller {
     Caller { request_id: request_id.unwrap_or_default(), ..caller }
 }
 
-/// Returns a charge of nothing yet, for the body of the current request.
+/// Returns an empty charge for the body of the current request.
 pub fn charge(http: &Http) -> Charge {
     let config = http.config();
     let charge = CURRENT.try_with(|current| http.bodies.charge(&config, current.key()));

@@ -76,20 +76,20 @@ impl Utf8Pieces {
         Encoding::Utf8.whole(bytes)
     }
 
-    /// The bytes of an incomplete character at the end.
+    /// Returns the bytes of an incomplete character at the end.
     pub fn flush(&mut self) -> String {
         Encoding::Utf8.whole(std::mem::take(&mut self.cut))
     }
 }
 
-/// How many bytes there are before a character that more bytes may complete.
+/// Returns how many bytes come before an incomplete character at the end.
 fn complete(bytes: &[u8]) -> usize {
     let mut start = 0;
     loop {
         match std::str::from_utf8(&bytes[start..]) {
             Ok(_) => return bytes.len(),
             Err(error) => match error.error_len() {
-                // The end came too early.
+                // The bytes end within a character.
                 None => return start + error.valid_up_to(),
                 Some(wrong) => start += error.valid_up_to() + wrong,
             },

@@ -1,7 +1,7 @@
 //! Calls a command when a gauge changes its level.
 //!
-//! One task calls, so that nothing waits for a command: one call at a time, each with a timeout.
-//! Of the changes that happen during a call, the command learns only the last.
+//! One task makes the calls, one at a time and each with a timeout, so that nothing else waits for a
+//! command. If several changes happen during a call, the next call delivers only the last one.
 
 use std::ffi::OsStr;
 use std::io::{self, Write};
@@ -29,7 +29,7 @@ const OWN_PROGRAM: &str = "/proc/self/exe";
 /// How long the runner may take to exit after its work is done.
 const RUNNER_EXIT: Duration = Duration::from_secs(1);
 
-/// What the task is to do next.
+/// The next step of the task.
 #[derive(Debug, Clone, Default)]
 enum Order {
     #[default]
@@ -55,7 +55,7 @@ impl Hook {
         self.0.send_replace(Order::End);
     }
 
-    /// The end of the server is the last order.
+    /// Replaces the current order, unless that is [`Order::End`].
     fn give(&self, order: Order) {
         self.0.send_if_modified(|now| {
             let goes_on = !matches!(now, Order::End);

@@ -1,10 +1,10 @@
-//! The process between the server and a hook's program. It ends everything that the
-//! program has started: after the timeout, when the program exits, and when the server
-//! is gone, even after SIGKILL.
+//! The process between the server and a hook's program. It ends everything that the program has
+//! started: after the timeout, when the program exits, and when the server is gone, even after
+//! SIGKILL.
 //!
-//! It is the same binary under another name. As a subreaper (PR_SET_CHILD_SUBREAPER,
-//! prctl(2)) it becomes the parent of every descendant whose own parent is gone, in
-//! whatever session that is: it kills its children until it has none.
+//! It is the same binary under another name. As a subreaper (PR_SET_CHILD_SUBREAPER, prctl(2)) it
+//! becomes the parent of every descendant whose own parent is gone, in any session. It kills its
+//! children until it has none.
 
 use std::ffi::{CStr, OsString};
 use std::io;
@@ -53,7 +53,7 @@ fn run(arguments: &[OsString]) -> io::Result<u8> {
     let is_served = getppid().map(Pid::as_raw_pid) == Some(number(server)?);
     let code = match is_served {
         true => ended(&signals, program.id(), until)?,
-        // The server died before the kernel was asked to report that.
+        // The server died before this process asked the kernel to report its death.
         false => LATE,
     };
     end_all(&signals)?;

@@ -37,7 +37,7 @@ pub struct Metrics {
     stuck: Counter,
     refused: Family<Labels<1>, Counter>,
     changes: Family<Labels<2>, Counter>,
-    /// LibreChat's API counts these.
+    /// Set by LibreChat's API.
     pub executions_waiting: Value,
 }
 
@@ -145,27 +145,27 @@ impl Metrics {
 
     fn registered(mut self) -> Self {
         let registry = &mut self.registry;
-        let help = "How long requests took until their answer began";
+        let help = "Time until the response to a request began";
         registry.register("request_seconds", help, self.requests.clone());
-        let help = "How long the phases of one-shots took";
+        let help = "Time of each phase of a run";
         registry.register("run_phase_seconds", help, self.phases.clone());
         let help = "Ends of runs, execs and boxes, by cause";
         registry.register("ends", help, self.ends.clone());
         let help = "Boxes that were created";
         registry.register("boxes_created", help, self.created.clone());
-        let help = "Boxes that were seen to end by themselves";
+        let help = "Boxes that ended by themselves";
         registry.register("boxes_ended", help, self.ended.clone());
         let help = "Boxes that were removed";
         registry.register("boxes_removed", help, self.removed.clone());
-        let help = "Leftovers that a sweep found and ended";
+        let help = "Leftovers that were removed";
         registry.register("boxes_reclaimed", help, self.reclaimed.clone());
         let help = "Boxes that could not be ended in time";
         registry.register("teardowns_stuck", help, self.stuck.clone());
-        let help = "Refusals for want of something, by gauge, quota or reason";
+        let help = "Refused requests, by gauge, quota or reason";
         registry.register("refused", help, self.refused.clone());
-        let help = "Changes of the levels of gauges";
+        let help = "Level changes of gauges";
         registry.register("gauge_changes", help, self.changes.clone());
-        let help = "Executions whose client is asked to call tools";
+        let help = "Programmatic executions whose client has to call tools";
         registry.register("executions_waiting", help, self.executions_waiting.clone());
         self
     }
@@ -250,11 +250,11 @@ fn measured(scrape: &Scrape<'_>) -> Registry {
         limit.get_or_create(&labels).set(signed(reading.limit));
         level.get_or_create(&labels).set(rank(*at));
     }
-    registry.register("gauge_used", "What is used of a limit", used);
-    let help = "What live boxes were promised of a limit, used or not";
+    registry.register("gauge_used", "Use of a limit", used);
+    let help = "Part of a limit that live boxes were promised, used or not";
     registry.register("gauge_promised", help, promised);
-    registry.register("gauge_limit", "A limit that boxes may meet", limit);
-    let help = "How near a limit is: 0 normal, 1 warn, 2 alert, 3 full";
+    registry.register("gauge_limit", "A limit that applies to boxes", limit);
+    let help = "Level of a gauge: 0 normal, 1 warn, 2 alert, 3 full";
     registry.register("gauge_level", help, level);
     for (name, help, now) in without_labels(scrape) {
         let value: Value = Value::default();
@@ -270,19 +270,15 @@ fn without_labels(scrape: &Scrape<'_>) -> [(&'static str, &'static str, u64); 11
     let descriptors =
         scrape.readings.iter().find(of_process).map_or(0, |(reading, _)| reading.used);
     [
-        ("process_descriptors", "Descriptors that the server has open", descriptors),
+        ("process_descriptors", "Open descriptors of the server", descriptors),
         ("process_threads", "Threads of the server", scrape.threads),
-        ("process_resident_bytes", "Memory of the server that is resident", scrape.resident_bytes),
-        ("boxes_live", "Boxes that live, with those of one-shots", scrape.boxes_live),
-        ("runs_running", "One-shots that run", scrape.runs_running),
-        ("runs_waiting", "One-shots that wait for their turn", scrape.runs_waiting),
+        ("process_resident_bytes", "Resident memory of the server", scrape.resident_bytes),
+        ("boxes_live", "Live boxes, including those of runs", scrape.boxes_live),
+        ("runs_running", "Active runs", scrape.runs_running),
+        ("runs_waiting", "Runs that wait", scrape.runs_waiting),
         ("streams_open", "Clients that only listen", scrape.streams_open),
-        (
-            "bodies_bytes",
-            "Memory that the bodies of requests and responses hold",
-            scrape.bodies_bytes,
-        ),
-        ("files_bytes", "What the files of clients take on the disk", scrape.files_bytes),
+        ("bodies_bytes", "Memory that requests and responses hold", scrape.bodies_bytes),
+        ("files_bytes", "Disk space of the files of clients", scrape.files_bytes),
         (
             "log_lines_dropped",
             "Log lines dropped because the reader was too slow",

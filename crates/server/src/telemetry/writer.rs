@@ -1,5 +1,5 @@
-//! The thread that writes the log. A log that is not read, or a disk that does not answer, delays
-//! no request: lines that find no room in the queue are dropped, and counted.
+//! The thread that writes the log. No request waits for a reader of the log or for the disk: if the
+//! queue is full, the server drops the line and counts it.
 
 use std::io::{self, Write};
 use std::sync::Arc;

@@ -1,7 +1,7 @@
-//! Followers of logs: all of them share one inotify instance, of which a user of the host
-//! has few. A task reads it and wakes the followers of the logs that have changed.
+//! Followers of logs. A user of the host has few inotify instances, so all followers share one. A
+//! task reads it and wakes the followers of the logs that have changed.
 //!
-//! How many followers there are is limited by [`crate::admission::streams`].
+//! [`crate::admission::streams`] limits the number of followers.
 
 use std::collections::HashMap;
 use std::io;
@@ -45,7 +45,7 @@ pub struct Follower {
 }
 
 impl Followers {
-    /// Whatever is written to the log from now on wakes the follower.
+    /// Returns a follower that every write to the log wakes from now on.
     pub fn follow(&self, logs: &Logs) -> Result<Follower, ServiceError> {
         let shared = self.shared().context(|| "cannot watch logs".to_owned())?;
         let mut files = shared.files();
@@ -77,10 +77,10 @@ impl Followers {
     }
 }
 
-/// For as long as the server lives.
+/// Wakes followers, for as long as the server lives.
 async fn wake(shared: Arc<Shared>, events: AsyncFd<OwnedFd>) {
     while let Ok(mut ready) = events.readable().await {
-        // Before the events are read: one that comes meanwhile makes it ready again.
+        // Cleared before the events are read: one that comes in between makes it ready again.
         ready.clear_ready();
         shared.wake();
     }
@@ -106,10 +106,10 @@ impl Shared {
 }
 
 impl Follower {
-    /// Returns when something was written since the last call. May be given up at any
-    /// moment.
+    /// Returns when something was written since the last call. The future can be dropped at any
+    /// time.
     pub async fn written(&mut self) {
-        // Its sender lives as long as this follower is counted.
+        // The sender lives as long as this follower.
         self.written.changed().await.ok();
     }
 }

@@ -19,7 +19,7 @@ use crate::work::{Service, find};
 /// The pause between two looks at a box that another process is making or ending.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// A part of a list.
+/// A page of the list of boxes.
 #[derive(Debug)]
 pub struct BoxPage {
     pub boxes: Vec<Status>,
@@ -28,7 +28,8 @@ pub struct BoxPage {
 }
 
 impl Service {
-    /// Lists the boxes that the caller can see, the oldest first. `after` is a cursor, or the id of a box.
+    /// Lists the boxes that the caller can see, the oldest first. `after` is a cursor, or the id of a
+    /// box.
     pub async fn list(
         &self,
         caller: &Caller,
@@ -182,8 +183,7 @@ impl Service {
         Ok(())
     }
 
-    /// Compares records and host. With `wait`, repeats that until they agree, for at most
-    /// ten seconds.
+    /// Compares records and host. With `wait`, repeats that until they agree, for at most ten seconds.
     pub async fn audit(&self, wait: bool) -> Result<Audit, ServiceError> {
         let _turn = self.whole_host.lock().await;
         let audit = if wait { Engine::audit_until_clean } else { Engine::audit };
@@ -202,8 +202,8 @@ fn event_of<'a>(of: &'a Status, by: &'a Caller) -> OfBox<'a> {
     OfBox { box_id: of.id.as_str(), key: of.key.as_deref(), request_id: by.request_id() }
 }
 
-/// The status of a box of which nothing is kept: as it was, with its end if that is known. The end
-/// of a run is known to its client only.
+/// The status of a box that kept nothing: its last status, with how it ended if that is known. How
+/// a run ended is only in the response to its own client.
 fn gone(before: Status, looked: Option<Looked>) -> Status {
     let end = match looked {
         Some(Looked::Ended(end)) => Some(end),

@@ -20,7 +20,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 pub struct CreateRequest {
     pub spec: Spec,
     pub options: DetachOptions,
-    /// What the idempotency key of the request stands for, if it has one.
+    /// The box and the hash that belong to the idempotency key, if the request has one.
     pub keyed: Option<Keyed>,
 }
 
@@ -87,15 +87,15 @@ impl Service {
                 }
             }
             if Instant::now() >= until {
-                let message = "the box of this Idempotency-Key is still being made";
+                let message = "the box of this Idempotency-Key is still being created";
                 return Err(ServiceError::unavailable("still_starting", message));
             }
             tokio::time::sleep(LOOK_AGAIN).await;
         }
     }
 
-    /// Logs and watches a new box. On the thread that created it, without a pause: the client
-    /// may be gone.
+    /// Logs and watches a new box. Runs on the thread that created the box, because the task of the
+    /// request may be gone.
     fn watch_new(
         &self,
         caller: &Caller,

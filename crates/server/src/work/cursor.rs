@@ -1,5 +1,5 @@
-//! Where a page of boxes ends: an opaque text for clients, which stays valid when the box
-//! that it names is removed.
+//! The end of a page of boxes, as an opaque text for clients. It stays valid after its box is
+//! removed.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -7,7 +7,7 @@ use tare_engine::{BoxId, Status, Timestamp};
 
 use crate::error::ServiceError;
 
-/// The place of a box in the list, which is sorted by these two.
+/// The place of a box in the list. The list is sorted by time and id.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cursor {
     created_at: Timestamp,
@@ -19,14 +19,15 @@ impl Cursor {
         Self { created_at: one.created_at, id: one.id.to_string() }
     }
 
-    /// What `after` names: a cursor, or the id of a box that is in the list.
+    /// Parses `after`: a cursor, or the id of a box in the list.
     pub fn find(after: &str, boxes: &[Status]) -> Result<Self, ServiceError> {
         let named = boxes.iter().find(|one| one.id.as_str() == after);
         let place = named.map(Self::of).or_else(|| Self::decode(after));
         place.ok_or_else(|| {
             let message = format!("after: {after:?} is neither a cursor nor the id of a box");
-            ServiceError::invalid("invalid_cursor", message)
-                .with_hint("send the 'next' of the page before, or leave it out to begin again")
+            ServiceError::invalid("invalid_cursor", message).with_hint(
+                "send the 'next' of the previous page, or leave 'after' out to begin again",
+            )
         })
     }
 

@@ -32,7 +32,7 @@ impl Events {
         &self,
         mut receive: impl FnMut() -> Option<Event>,
     ) -> Result<Event, ServiceError> {
-        // One may have come with the event before.
+        // It may have come together with the previous event.
         if let Some(event) = receive() {
             return Ok(event);
         }

@@ -1,7 +1,7 @@
 //! A process in a box that exists already.
 //!
 //! ```text
-//! exec -> relay -> what it left in its pipes -> RunOutput
+//! exec -> relay -> read what is left in its pipes -> RunOutput
 //!    \_______\__ client gone, server stopping: the channel to its keeper closes, and the
 //!                keeper ends it with every process that it started
 //! ```
@@ -45,7 +45,8 @@ pub struct Process {
     _permit: Turn,
 }
 
-/// Counts the end of a process when it is dropped. Until its end is known, the client is gone.
+/// Counts the end of a process when it is dropped. Dropped before the end is known, it counts as
+/// `client_gone`.
 #[derive(Debug)]
 struct CountedEnd {
     service: Service,
@@ -79,7 +80,7 @@ impl Service {
         let session =
             self.call_in_box(caller, box_id, move |engine| engine.exec(&of, &spec, stdin));
         let mut session = session.await?;
-        // From here on there may be a process, and a client that goes ends it.
+        // From here on a process may run, and ends if the client disconnects.
         let mut counted = CountedEnd { service: self.clone(), cause: Cause::ClientGone };
         let begun = tokio::time::timeout(STARTED_WITHIN, relay::started(&mut session)).await;
         let late = |_| {
@@ -93,7 +94,7 @@ impl Service {
         Ok(Process { service, box_id, session, streams, started, counted, _permit: permit })
     }
 
-    /// Starts a process that runs without a client, for as long as this server does.
+    /// Starts a process that needs no client, and ends with this server at the latest.
     pub async fn exec_detached(
         &self,
         caller: &Caller,
@@ -105,7 +106,7 @@ impl Service {
         let (control, controlled) = mpsc::channel(WAITING_MAX);
         let (stdin, more) = mpsc::channel(WAITING_MAX);
         let exec = Arc::new(ExecProcess::new(box_id.clone(), command, control, Some(stdin)));
-        // First: a process without a place must not run.
+        // The place comes first: a process without one must not run.
         let place = self.processes.reserve(Arc::clone(&exec))?;
         let process = self.exec(caller, box_id, spec, Fed::Yes).await?;
         place.keep();
@@ -122,7 +123,7 @@ impl Service {
 }
 
 impl Process {
-    /// What happens when the process writes more than is kept.
+    /// Sets what happens when the process writes more than is kept.
     pub fn with_past_limit(mut self, past_limit: PastLimit) -> Self {
         self.streams.set_past_limit(past_limit);
         self

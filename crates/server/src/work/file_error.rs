@@ -7,11 +7,11 @@ use tare_engine::{Error, ErrorKind, Hint};
 
 use crate::error::{Kind, ServiceError};
 
-/// How a box reports that it is full, in the words of a copy.
+/// Words of a copy process whose box is full.
 const FULL: [&str; 2] = ["No space left", "File too large"];
 const NO_SPACE: (Kind, &str) = (Kind::NoSpace, "no_space");
 
-/// Gives each reason a code of its own.
+/// Turns an error of the engine into one with a code for each reason.
 pub fn file_error(error: Error) -> ServiceError {
     let of_box = error.kind() == ErrorKind::BadRequest;
     let source = std::error::Error::source(&error);

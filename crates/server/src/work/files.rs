@@ -22,7 +22,7 @@ pub struct InputFile {
 
 pub enum Content {
     Bytes(Vec<u8>),
-    /// So many bytes of a file that is opened when its turn comes.
+    /// The first `size` bytes of a file, which is opened when its turn comes.
     File {
         open: OpenFile,
         size: u64,
@@ -34,13 +34,13 @@ pub type OpenFile = Box<dyn FnOnce() -> io::Result<File> + Send>;
 /// A file that the command left.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OutputFile {
-    /// In the working directory where it is in there, else absolute.
+    /// Relative to the working directory if it is in there, otherwise absolute.
     pub path: String,
     pub content: Vec<u8>,
 }
 
 impl InputFile {
-    /// A relative path below the working directory.
+    /// Makes an input file from a path below the working directory.
     pub fn new(path: &str, content: Vec<u8>) -> Result<Self, ServiceError> {
         let relative = path.strip_prefix(HOME).map_or(path, |rest| match rest {
             "" => path,
@@ -54,13 +54,16 @@ impl InputFile {
                 content: Content::Bytes(content),
             })
         } else {
-            Err(ServiceError::invalid("invalid_path", format!("{path:?} is no file in {HOME}"))
-                .with_hint("write names below it, such as data/input.csv"))
+            Err(ServiceError::invalid(
+                "invalid_path",
+                format!("{path:?} is not a path below {HOME}"),
+            )
+            .with_hint("write a relative path, such as data/input.csv"))
         }
     }
 }
 
-/// In seconds since 1970.
+/// The current time, in seconds since 1970.
 pub fn now() -> i64 {
     i64::try_from(Timestamp::now().as_ms() / 1000).unwrap_or(i64::MAX)
 }
@@ -133,7 +136,7 @@ fn collect_one(
     }
 }
 
-/// The box's own word: what is not there, or no file, does not come back.
+/// Whether the box reports that the path is missing or not a file. Such a path is skipped.
 fn is_refusal(error: &Error) -> bool {
     error.kind() == ErrorKind::BadRequest
 }
@@ -170,9 +173,8 @@ fn receive(
 }
 
 fn too_much() -> Error {
-    let message = "the files that were to come back are too large";
-    Error::bad_request(message)
-        .with_hint("ask for fewer, or raise [limits] output_bytes in the configuration")
+    let message = "the requested outputs are too large";
+    Error::bad_request(message).with_hint("request fewer, or raise [limits] output_bytes")
 }
 
 #[cfg(test)]

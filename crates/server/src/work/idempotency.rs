@@ -25,7 +25,7 @@ pub struct Keyed {
 }
 
 impl Keyed {
-    /// `body` is JSON, of which the order of fields and the spaces do not count.
+    /// `body` is JSON. The order of its fields and its spaces do not matter.
     pub fn new(key: &[u8], caller: &Caller, body: &[u8]) -> Result<Self, ServiceError> {
         let is_visible = key.iter().all(u8::is_ascii_graphic);
         if key.is_empty() || key.len() > KEY_BYTES_MAX || !is_visible {
@@ -36,12 +36,12 @@ impl Keyed {
 }
 
 pub fn invalid_key() -> ServiceError {
-    let message = "Idempotency-Key: it has to be one text of visible ASCII characters";
+    let message = "Idempotency-Key: it has to be one value of visible ASCII characters";
     ServiceError::invalid("invalid_idempotency_key", message)
-        .with_hint(format!("send at most {KEY_BYTES_MAX}, such as a UUID"))
+        .with_hint(format!("send at most {KEY_BYTES_MAX} characters, such as a UUID"))
 }
 
-/// Two callers may use the same key and mean different boxes.
+/// Derives the id of the box. Two callers may use the same key for different boxes.
 fn named(key: &[u8], caller: &Caller) -> BoxId {
     let mut hash = Sha256::new_with_prefix(b"tare box\0");
     hash.update(caller.tenant.as_str());
@@ -52,29 +52,31 @@ fn named(key: &[u8], caller: &Caller) -> BoxId {
     BoxId::from_bytes(*first)
 }
 
-/// The hash includes the key, so that a reader of the label cannot guess the request.
+/// Hashes the request. The hash includes the key, so that a reader of the label cannot guess the
+/// request.
 fn request(key: &[u8], body: &[u8]) -> String {
     let sorted = serde_json::from_slice(body).map(|body: serde_json::Value| body.to_string());
     let mut hash = Sha256::new_with_prefix(b"tare request\0");
     hash.update(key);
     hash.update([0]);
-    // A body that is not JSON was refused before.
+    // Requests whose body is not JSON were refused before.
     hash.update(sorted.as_deref().map_or(body, str::as_bytes));
     let digest: [u8; 32] = hash.finalize().into();
     digest[..REQUEST_BYTES].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// So many tell any two requests with the same key apart.
+/// Enough to tell any two requests with the same key apart.
 const REQUEST_BYTES: usize = 16;
 
-/// A box of another server may not say what it was made for.
+/// Checks that a box was created by the same request. A box without the label passes: another
+/// server may have created it.
 pub fn check_same(found: &Status, spec: &Spec) -> Result<(), ServiceError> {
     match (found.labels.get(REQUEST_LABEL), spec.labels.get(REQUEST_LABEL)) {
         (Some(before), Some(now)) if before != now => Err(ServiceError::unprocessable(
             "idempotency_key_reused",
-            format!("box {} was made with this Idempotency-Key for another request", found.id),
+            format!("box {} was created by another request with this Idempotency-Key", found.id),
         )
-        .with_hint("send what was sent with it, or another key")),
+        .with_hint("send the same request again, or use another key")),
         _ => Ok(()),
     }
 }

@@ -1,7 +1,7 @@
 //! The log of a box, read and followed.
 //!
-//! Read from the file without asking the keeper, a bounded piece at a time: no reader delays a
-//! box, and no output waits in memory for a reader.
+//! The server reads the log from its file, in bounded pieces, and does not ask the keeper. So no
+//! reader delays a box, and no output waits in memory for a reader.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -23,13 +23,13 @@ const PIECE_BYTES: usize = 64 << 10;
 /// A follower gets a sign of life this often while nothing is written.
 pub const ALIVE_EVERY: Duration = Duration::from_secs(15);
 
-/// Which part of a log is read.
+/// The part of a log to read.
 #[derive(Debug, Clone, Copy)]
 pub struct LogRange {
     pub since: Option<Timestamp>,
-    /// The last lines, so many.
+    /// Only so many of the last lines.
     pub tail: Option<u32>,
-    /// Go on with what the box writes, until it ends.
+    /// Whether to go on with what the box writes, until it ends.
     pub follow: bool,
 }
 

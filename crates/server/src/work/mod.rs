@@ -49,8 +49,8 @@ use crate::work::ending::StuckBoxes;
 use crate::work::processes::Processes;
 use crate::workers::{Creators, Workers};
 
-/// Each kind of call that may have to wait gets one in so many of the worker threads. However
-/// many of them wait, the others list boxes and end runs.
+/// Each kind of call that may have to wait gets this part of the worker threads. However many of
+/// them wait, other threads list boxes and end runs.
 const SHARE_OF_THREADS: usize = 4;
 
 /// How many lists are made at once.
@@ -70,7 +70,7 @@ pub struct Parts {
     pub followers: Followers,
     pub processes: Processes,
     pub stuck: StuckBoxes,
-    /// Wakes the sweep.
+    /// Starts a sweep.
     pub sweep_wanted: Notify,
     pub journal: Arc<Journal>,
     pub metrics: Arc<Metrics>,
@@ -107,7 +107,7 @@ impl Shares {
     }
 }
 
-/// What a service is made of, beside its own parts.
+/// What a service needs to be made.
 #[derive(Debug)]
 pub struct Foundation {
     pub engine: Arc<Engine>,
@@ -154,7 +154,7 @@ impl Service {
         self.config.set(config);
     }
 
-    /// Returns a charge of nothing yet, for output that is kept for a response to this caller.
+    /// Returns an empty charge for output that is kept for a response to this caller.
     pub fn charge(&self, caller: &Caller) -> Charge {
         self.admission.bodies.charge(&self.config(), caller.tenant.key())
     }
@@ -245,8 +245,8 @@ impl Service {
     }
 }
 
-/// The one place that decides which boxes a caller can use. A box of another tenant does not exist
-/// for it.
+/// Decides which boxes a caller can use, as the only place that does. For a caller, boxes of other
+/// tenants do not exist.
 fn find(engine: &Engine, caller: &Caller, reference: &str) -> Result<BoxId, Error> {
     engine.find_in(&caller.scope(), reference)
 }

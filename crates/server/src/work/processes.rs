@@ -16,16 +16,16 @@ use crate::error::ServiceError;
 use crate::work::recent_output::RecentOutput;
 use crate::work::relay::ProcessControl;
 
-/// How many are remembered, running or ended.
+/// How many detached processes are remembered, running or ended.
 const REMEMBERED_MAX: usize = 512;
 const REMEMBERED_OF_ONE_BOX_MAX: usize = 64;
-/// How long after its end one is remembered.
+/// How long a process is remembered after its end.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 
 #[derive(Debug)]
 pub struct Processes {
     running: Counted,
-    /// Of those that run, what may be transfers.
+    /// The part of the permits that transfers may use.
     transfers: Arc<Semaphore>,
     remembered: Mutex<HashMap<String, Arc<ExecProcess>>>,
 }
@@ -33,27 +33,28 @@ pub struct Processes {
 /// A detached process.
 #[derive(Debug)]
 pub struct ExecProcess {
-    /// Random, as a box's.
+    /// Random, as the id of a box.
     pub id: String,
     pub box_id: BoxId,
-    /// Its beginning.
+    /// The beginning of the command, which may be long.
     pub command: Vec<String>,
     pub started_at: Timestamp,
     pub output: Arc<RecentOutput>,
     pub control: mpsc::Sender<ProcessControl>,
-    /// `None`: closed.
+    /// `None` if it is closed.
     input: Mutex<Option<mpsc::Sender<Vec<u8>>>>,
     end: Mutex<Option<Exited>>,
 }
 
-/// The right to send or receive a file of a slow client. No process runs meanwhile.
+/// The right to transfer a file from or to a slow client. No process runs meanwhile.
 #[derive(Debug)]
 pub struct TransferPermit {
     _running: Turn,
     _share: OwnedSemaphorePermit,
 }
 
-/// A place for a process. Dropped before the process runs, it is free again.
+/// A place for a detached process. The place is free again if this is dropped before the process
+/// runs.
 #[derive(Debug)]
 pub struct Reserved<'a> {
     execs: &'a Processes,
@@ -61,7 +62,7 @@ pub struct Reserved<'a> {
 }
 
 impl Reserved<'_> {
-    /// The process runs.
+    /// Keeps the place, because the process runs.
     pub fn keep(mut self) {
         self.exec = None;
     }
@@ -95,7 +96,9 @@ impl Processes {
     /// Returns the right to run one process.
     pub fn permit(&self) -> Result<Turn, ServiceError> {
         let permit = self.running.take();
-        permit.ok_or_else(|| busy("server busy: as many processes run as [limits] execs allows"))
+        permit.ok_or_else(|| {
+            busy("server busy: as many processes run in boxes as [limits] execs allows")
+        })
     }
 
     /// Returns the right to transfer one file. Half of the permits are left to processes,
@@ -103,7 +106,8 @@ impl Processes {
     pub fn transfer(&self) -> Result<TransferPermit, ServiceError> {
         let share = Arc::clone(&self.transfers).try_acquire_owned();
         Ok(TransferPermit {
-            _share: share.map_err(|_| busy("as many files are sent and received as may be"))?,
+            _share: share
+                .map_err(|_| busy("server busy: half of [limits] execs are used for files"))?,
             _running: self.permit()?,
         })
     }
@@ -117,8 +121,8 @@ impl Processes {
         self.running.taken()
     }
 
-    /// Reserves a place for a process that is about to start. Of those that have ended,
-    /// the first is forgotten where there are too many.
+    /// Reserves a place for a process that is about to start. If there are too many, the process
+    /// that ended first is forgotten.
     pub fn reserve(&self, exec: Arc<ExecProcess>) -> Result<Reserved<'_>, ServiceError> {
         let mut remembered = self.remembered();
         forget_old(&mut remembered);
@@ -139,7 +143,7 @@ impl Processes {
         found.cloned().ok_or_else(|| {
             let message = format!("box {box_id} has no such exec");
             ServiceError::not_found("no_such_exec", message).with_hint(
-                "one is remembered for ten minutes after its end, and not by another server",
+                "the server remembers a process for ten minutes after its end, and forgets all when it exits",
             )
         })
     }
@@ -172,7 +176,8 @@ fn forget_one(
             Ok(())
         }
         None => {
-            let message = "as many detached processes run as are remembered";
+            let message =
+                "server busy: it remembers no more detached processes, and all of them run";
             Err(ServiceError::unavailable("busy", message).with_hint("wait for one to end"))
         }
     }

@@ -8,13 +8,13 @@ use tokio::sync::watch;
 
 use crate::work::output::{CHUNK_BYTES, Chunk};
 
-/// So much of the output is kept.
+/// How much of the output is kept.
 pub const KEPT_BYTES_MAX: usize = 256 << 10;
 
 #[derive(Debug, Default)]
 pub struct RecentOutput {
     held: Mutex<Held>,
-    /// Changes with everything that is added, and at the end.
+    /// Changes when output is added, and at the end.
     changed: watch::Sender<()>,
 }
 
@@ -89,7 +89,7 @@ impl RecentOutput {
             if let Some(next) = self.look(place) {
                 return next;
             }
-            // Its sender is in this very value.
+            // The sender is a field of this value, so it is not gone.
             changes.changed().await.ok();
         }
     }

@@ -269,8 +269,8 @@ impl Steps {
         Ok(())
     }
 
-    /// Names the system call that a box which is slow to start waits in. Returns an error when the
-    /// box is too late.
+    /// Reports the system call in which the keeper of a slow box waits. Returns an error after
+    /// [`CREATE_TIMEOUT`].
     async fn watch_slow_start(&self, keeper: &Keeper) -> ServiceError {
         let until = Instant::now() + CREATE_TIMEOUT;
         while Instant::now() < until {

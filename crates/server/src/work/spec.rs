@@ -1,4 +1,4 @@
-//! Requested limits and fields -> a spec, with the operator's maxima.
+//! Turns the fields of a request into a spec, within the operator's maxima.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -16,10 +16,10 @@ use crate::error::ServiceError;
 #[derive(Debug, Clone, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct LimitsRequest {
-    /// For the whole box, in bytes.
+    /// Memory of the whole box, in bytes.
     #[schema(minimum = 6291456, example = 536870912)]
     pub memory_bytes: Option<u64>,
-    /// Processors' worth of time, such as 0.5.
+    /// Processor time, in processors, such as 0.5.
     #[schema(example = 1.0)]
     pub cpus: Option<f64>,
     /// Processes and threads.
@@ -36,10 +36,10 @@ pub struct LimitsRequest {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum NetworkRequest {
-    /// Its own loopback, and nothing else.
+    /// Only a loopback of its own.
     #[default]
     None,
-    /// The host's.
+    /// The network of the host.
     Host,
 }
 
@@ -66,7 +66,7 @@ impl BoxFields {
             NetworkRequest::Host => {
                 return Err(ServiceError::forbidden(
                     "network_forbidden",
-                    "boxes of this server are not given the host's network",
+                    "this server does not let boxes use the host's network",
                 )
                 .with_hint("the operator allows it with [limits] host_network"));
             }
@@ -76,7 +76,7 @@ impl BoxFields {
 }
 
 impl LimitsRequest {
-    /// Through the parsers of the command line: the same bounds, the same words.
+    /// Uses the parsers of the command line, so that bounds and messages are the same.
     fn apply(&self, spec: &mut Spec, most: &config::Limits) -> Result<(), ServiceError> {
         let limits = &mut spec.limits;
         let at = |field: &'static str| move |error| of_field(field, error);
@@ -85,7 +85,7 @@ impl LimitsRequest {
                 quantity::memory_bytes(&asked.to_string()).map_err(at("limits.memory_bytes"))?;
             if asked > most.memory_max.0 {
                 let message = format!(
-                    "limits.memory_bytes: this server gives a box at most {}",
+                    "limits.memory_bytes: this server allows at most {}",
                     quantity::show_bytes(most.memory_max.0)
                 );
                 return Err(ServiceError::invalid("invalid", message));
@@ -138,7 +138,7 @@ pub fn workdir(path: String) -> Result<PathBuf, ServiceError> {
     if path.starts_with('/') && !path.contains('\0') {
         Ok(PathBuf::from(path))
     } else {
-        Err(ServiceError::invalid("invalid", format!("workdir: {path:?} is no absolute path"))
+        Err(ServiceError::invalid("invalid", format!("workdir: {path:?} is not an absolute path"))
             .with_hint("name a directory of the box, such as /work"))
     }
 }
@@ -151,12 +151,12 @@ pub fn box_name(text: &str) -> Result<Name, ServiceError> {
     })
 }
 
-/// Labels that begin so are tare's own: a client cannot set them.
+/// The beginning of labels that only tare sets.
 const RESERVED_LABELS: &str = "tare.";
 
 pub fn labels(asked: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>, ServiceError> {
     if let Some(key) = asked.keys().find(|key| key.starts_with(RESERVED_LABELS)) {
-        let message = format!("labels: {key:?} is tare's own");
+        let message = format!("labels: {key:?} is reserved for tare");
         return Err(ServiceError::invalid("invalid", message)
             .with_hint("choose a label that does not begin with 'tare.'"));
     }
@@ -165,10 +165,10 @@ pub fn labels(asked: &BTreeMap<String, String>) -> Result<BTreeMap<String, Strin
     labels.map_err(|error| of_field("labels", error))
 }
 
-/// A hundred years: more is a mistake.
+/// A hundred years. More is a mistake.
 const MILLISECONDS_MAX: u64 = 3_155_760_000_000;
 
-/// Nothing is 0: a default is asked for by leaving it out.
+/// Checks a duration. 0 is refused: a client gets the default by leaving the field out.
 pub fn milliseconds(field: &'static str, asked: u64) -> Result<Duration, ServiceError> {
     match asked {
         0 => Err(ServiceError::invalid("invalid", format!("{field}: it has to be 1 or more"))),

@@ -26,7 +26,7 @@ pub struct BoxFile {
     pub path: PathBuf,
 }
 
-/// Reports at the end whether that was all.
+/// Reports at the end of a transfer whether it was complete.
 #[derive(Debug)]
 enum Completion {
     File(PendingFile),
@@ -253,10 +253,10 @@ impl BoxStream {
     }
 }
 
-/// Why not all of a body was passed on.
+/// Why a body was not sent completely.
 enum SendError {
     Body(ServiceError),
-    /// The box took no more.
+    /// The box did not take more.
     NotTaken,
 }
 

@@ -16,7 +16,7 @@ use crate::http::text::percent_encoded;
 use crate::work::Service;
 use crate::work::transfer::BoxFile;
 
-/// In no order.
+/// The entries of a directory, in no order.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Listing {
     pub entries: Vec<ListingEntry>,
@@ -92,7 +92,7 @@ pub async fn list(
 
 #[derive(Default)]
 struct Entries {
-    /// The beginning of an entry, at most.
+    /// The beginning of an entry that is not complete yet.
     unread: Vec<u8>,
     has_first: bool,
 }

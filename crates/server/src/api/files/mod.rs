@@ -65,9 +65,10 @@ pub async fn get(
     Query(query): Query<GetQuery>,
 ) -> Result<Response, ServiceError> {
     match (query.list, query.tar) {
-        (true, true) => {
-            Err(ServiceError::invalid("invalid_query", "list and tar exclude each other"))
-        }
+        (true, true) => Err(ServiceError::invalid(
+            "invalid_query",
+            "list and tar exclude each other: send one of them",
+        )),
         (true, false) => list::list(&service, &caller, file.into()).await,
         (false, true) => download::archive(&service, &caller, file.into()).await,
         (false, false) => download::file(&service, &caller, file.into()).await,
@@ -109,9 +110,9 @@ pub async fn put(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Remove a file of a box, or a directory with all that is in it
+/// Remove a file of a box, or a directory with everything in it
 ///
-/// For a link, the link is removed, not its target.
+/// If the path is a link, the link is removed, not its target.
 #[utoipa::path(
     delete,
     path = "/v1/boxes/{id}/files/{*path}",

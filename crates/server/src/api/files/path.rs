@@ -23,7 +23,7 @@ const NAME_BYTES_MAX: usize = 255;
 pub struct FilePath {
     /// An id, the beginning of one, or a name
     pub id: String,
-    /// In the box, percent-encoded, slashes as they are
+    /// A path in the box, percent-encoded except for its slashes
     #[param(value_type = String)]
     pub path: PathBuf,
 }
@@ -42,7 +42,8 @@ impl From<FilePath> for BoxFile {
     }
 }
 
-/// Parses the path as it was sent: the name of a file may be any bytes, and a text is UTF-8.
+/// Parses the path from the URI itself: the name of a file may be any bytes, and axum decodes only
+/// UTF-8.
 fn parse(uri: &Uri) -> Result<FilePath, ServiceError> {
     // "", "v1", "boxes", the box, "files", the rest.
     let mut parts = uri.path().splitn(6, '/').skip(3);
@@ -65,7 +66,7 @@ fn absolute(path: &str) -> Result<PathBuf, ServiceError> {
         return Err(bad("invalid_path", "has an empty name, '.', '..' or a NUL in it"));
     }
     if path.len() >= PATH_BYTES_MAX || names.any(|name| name.len() > NAME_BYTES_MAX) {
-        return Err(bad("name_too_long", "or a name in it is too long"));
+        return Err(bad("name_too_long", "is too long, or a name in it is"));
     }
     Ok(PathBuf::from(OsString::from_vec([b"/", path].concat())))
 }
