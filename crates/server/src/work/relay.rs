@@ -52,8 +52,8 @@ pub async fn started(session: &mut Session) -> Result<Option<OwnedFd>, ServiceEr
             Event::Started => return Ok(terminal),
             Event::Failed(error) => return Err(error.into()),
             Event::Ended(_) => {
-                let message = "the box ended before the command began";
-                return Err(ServiceError::conflict("conflict", message));
+                let message = "the box ended before its command started";
+                return Err(ServiceError::unavailable("box_ended", message));
             }
         }
     }
