@@ -37,7 +37,7 @@ impl Service {
         after: Option<&str>,
         limit: usize,
     ) -> Result<BoxPage, ServiceError> {
-        let mut boxes = self.call_for_list().await?;
+        let mut boxes = self.call_in_share(&self.shares.listing, Engine::list).await?;
         boxes.retain(|one| caller.sees(one.key.as_deref()));
         if let Some(after) = after {
             let place = Cursor::find(after, &boxes)?;
@@ -140,12 +140,13 @@ impl Service {
     ) -> Result<Status, ServiceError> {
         let _turn = self.admission.quotas.begin_stop(caller)?;
         let named_by = caller.clone();
-        let begun = self.call_to_end(move |engine| {
+        let begin = move |engine: &Engine| {
             let id = find(engine, &named_by, &of)?;
             let (before, watch) = (engine.status(&id)?, engine.watch_end(&id)?);
             Ok((before, watch, engine.begin_stop(&id, grace)?))
-        });
-        let (before, watch, stopping) = begun.await?;
+        };
+        let begun = self.call_in_share(&self.shares.ending, begin).await?;
+        let (before, watch, stopping) = begun;
         if let Some((keeper, left)) = stopping.keeper() {
             self.until_dead(keeper, left).await?;
         }

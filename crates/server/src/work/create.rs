@@ -50,7 +50,7 @@ impl Service {
             let started = engine.start(&spec, &options)?;
             service.watch_new(&caller, started, &spec, admitted)
         };
-        let status = self.call_to_create(start).await?;
+        let status = self.call_in_share(&self.shares.creating, start).await?;
         Ok(Created { status, existed: false })
     }
 
@@ -81,7 +81,7 @@ impl Service {
                         let watch = |it| service.watch_new(&caller, it, &spec, admitted);
                         started.map(watch).transpose()
                     };
-                    if let Some(status) = self.call_to_create(start).await? {
+                    if let Some(status) = self.call_in_share(&self.shares.creating, start).await? {
                         return Ok(Created { status, existed: false });
                     }
                 }

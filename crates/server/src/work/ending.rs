@@ -42,7 +42,8 @@ impl Service {
         let until = Instant::now() + ENDED_WITHIN;
         loop {
             let (of, end) = (id.clone(), end.clone());
-            let tried = self.call_to_end(move |engine| try_end(engine, &of, &end)).await?;
+            let attempt = move |engine: &Engine| try_end(engine, &of, &end);
+            let tried = self.call_in_share(&self.shares.ending, attempt).await?;
             let Some((error, keeper)) = tried else {
                 return Ok(());
             };

@@ -29,7 +29,7 @@ pub mod transfer;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use tare_engine::{BoxId, Engine, Error, Status};
+use tare_engine::{BoxId, Engine, Error};
 use tokio::sync::{Mutex, Notify, Semaphore};
 
 use crate::admission::bodies::Charge;
@@ -204,24 +204,7 @@ impl Service {
         self.call_in_box(caller, &id, move |engine| act(engine, &of)).await
     }
 
-    async fn call_for_list(&self) -> Result<Vec<Status>, ServiceError> {
-        self.call_in_share(&self.shares.listing, Engine::list).await
-    }
-
-    async fn call_to_create<T: Send + 'static>(
-        &self,
-        call: impl FnOnce(&Engine) -> Result<T, Error> + Send + 'static,
-    ) -> Result<T, ServiceError> {
-        self.call_in_share(&self.shares.creating, call).await
-    }
-
-    async fn call_to_end<T: Send + 'static>(
-        &self,
-        call: impl FnOnce(&Engine) -> Result<T, Error> + Send + 'static,
-    ) -> Result<T, ServiceError> {
-        self.call_in_share(&self.shares.ending, call).await
-    }
-
+    /// Calls the engine when the share of this kind of call has a free thread.
     async fn call_in_share<T: Send + 'static>(
         &self,
         share: &Arc<Semaphore>,
