@@ -51,9 +51,9 @@ enum RunCommand {
 }
 
 impl Cli {
-    /// Parses a command line whose command is `command`. To build the arguments of all commands
-    /// takes as long as to build the root directory of a box, so `run` is tried by itself first.
-    /// A line that it does not parse is parsed again with all commands.
+    /// Parses a command line whose command is `command`. Building the arguments of all commands
+    /// takes as long as building the root directory of a box, so `run` has a parser of its own.
+    /// If that parser fails, the parser of all commands decides.
     pub fn parse_line(args: &[OsString], command: Option<&OsStr>) -> Result<Self, clap::Error> {
         if command == Some(OsStr::new("run"))
             && let Ok(OnlyRun { global, command }) = OnlyRun::try_parse_from(args)
@@ -166,7 +166,7 @@ mod tests {
         }
     }
 
-    /// Whatever is understood, is understood as by the whole grammar.
+    /// Both parsers accept the same lines with the same meaning.
     #[test]
     fn a_run_that_is_read_by_itself_is_the_same_run() {
         let lines: [&[&str]; 6] = [
@@ -189,7 +189,7 @@ mod tests {
         }
     }
 
-    /// As the tools that people come from have them.
+    /// Short options and aliases that users know from other tools.
     #[test]
     fn frequent_options_have_a_letter() {
         let Command::Run(args) = Cli::parse_from(["tare", "run", "-m", "64m", "true"]).command

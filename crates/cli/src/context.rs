@@ -1,13 +1,13 @@
-//! What every command gets from its surroundings: the state root, and the engine on it.
+//! What every command needs: the state root, and the engine that opens it.
 
 use std::path::PathBuf;
 
 use tare_engine::{Context as _, Engine, Error, OpenOptions};
 
-/// The surroundings of one command.
+/// The state root of one command.
 #[derive(Debug, Clone)]
 pub struct Context {
-    /// `None` for the engine's default.
+    /// `None`: the engine's default.
     state_root: Option<PathBuf>,
 }
 

@@ -1,4 +1,4 @@
-//! Errors at the edge: one line on stderr, one exit code.
+//! Prints errors, notes and results: errors and notes as one line each on stderr, results on stdout.
 
 use std::error::Error as StdError;
 use std::io::{self, Write};
@@ -13,7 +13,7 @@ use crate::hint::words;
 /// Longer lines are cut: an error has to be read, not scrolled through.
 const LINE_CHARS_MAX: usize = 1000;
 
-/// What was tried: why it failed (what to do), on one line.
+/// Returns an error as one line: `what failed: why (what to do)`.
 pub fn sentence(error: &Error) -> String {
     match cause_and_hint(error) {
         (text, Some(hint)) => one_line(&format!("{text} ({hint})")),
@@ -21,7 +21,7 @@ pub fn sentence(error: &Error) -> String {
     }
 }
 
-/// What was tried and why it failed, and what to do.
+/// Returns what failed and why, and what the user can do.
 pub fn cause_and_hint(error: &Error) -> (String, Option<String>) {
     let mut text = error.to_string();
     let mut hint = error.hint();
@@ -32,7 +32,7 @@ pub fn cause_and_hint(error: &Error) -> (String, Option<String>) {
         hint = hint.or(cause_hint);
         source = cause.source();
     }
-    // Wherever that happens, the step that failed is not to blame.
+    // Any step can run out of descriptors, so the hint of the step would mislead.
     let hint = if error.errno() == Some(Errno::MFILE) {
         Some("it may open too few files: 'ulimit -n 256' is enough for one box".to_owned())
     } else {
@@ -41,12 +41,12 @@ pub fn cause_and_hint(error: &Error) -> (String, Option<String>) {
     (text, hint)
 }
 
-/// A refusal of what was asked for, with what would be accepted as its hint.
+/// Returns the error for a bad request; the hint says what tare accepts.
 pub fn bad(message: impl Into<String>, hint: &str) -> Error {
     Error::bad_request(message).with_hint(hint)
 }
 
-/// `error` with the option that it came by.
+/// Adds the option whose value caused `error`.
 pub fn of_option(option: &str, error: Error) -> Error {
     Error::new(error.kind(), format!("bad value for {option}")).caused_by(error)
 }
@@ -55,19 +55,19 @@ pub fn print_error(error: &Error) {
     print_note(&sentence(error));
 }
 
-/// A line of tare's own on stderr.
+/// Prints one line on stderr.
 pub fn print_note(sentence: &str) {
-    // Nothing is left to do about a stderr that cannot be written.
+    // If stderr cannot be written, there is no place left to say so.
     let _ = writeln!(io::stderr(), "tare: {}", one_line(sentence));
 }
 
-/// A result on stdout. What reads it may be gone, which is its own affair;
-/// that it cannot be written otherwise is an error.
+/// Prints a result on stdout. A reader that has closed the pipe is not an error. Any other failure
+/// to write is one.
 pub fn print_result(text: &str) -> Result<(), Error> {
     print_to_reader(text).map(|_reader| ())
 }
 
-/// One line of JSON on stdout.
+/// Prints one line of JSON on stdout.
 pub fn print_json(value: &impl Serialize) -> Result<(), Error> {
     print_result(&to_json_line(value))
 }

@@ -21,7 +21,7 @@ const NOT_FOUND: u8 = 127;
 
 const SIGKILL: i32 = 9;
 
-/// What a sentence is about: the command of `exec`, or the box of `run` with its limits.
+/// The subject of the sentences: the command of `exec`, or the box of `run` with its limits.
 #[derive(Debug, Clone, Copy)]
 pub enum Subject<'a> {
     Command { timeout: Option<Duration> },
@@ -34,9 +34,9 @@ pub struct ExitReport {
     pub code: u8,
     /// The signal that ended the command.
     pub signal: Option<i32>,
-    /// What tare did, unless `--quiet`.
+    /// What tare did. `--quiet` suppresses it.
     note: Option<String>,
-    /// Printed in any case.
+    /// Printed even with `--quiet`.
     pub error: Option<Error>,
 }
 
@@ -45,8 +45,8 @@ impl ExitReport {
         Self { code: end.code(), signal: end.signal(), note: subject.note(end), error: None }
     }
 
-    /// Replaces the command's own code where output is missing, or the box may not be gone:
-    /// that is never a success.
+    /// A failure of tare replaces the command's own code: if output is missing, or if a part of the
+    /// box may be left, the call is never a success.
     pub fn failed(error: Error) -> Self {
         Self { code: run_code(&error), signal: None, note: None, error: Some(error) }
     }
@@ -69,7 +69,7 @@ impl Subject<'_> {
         }
     }
 
-    /// What tare did, or what the user should know.
+    /// Returns what tare did, or what the user should know.
     fn note(&self, end: End) -> Option<String> {
         let name = self.name();
         match end.cause {
@@ -121,7 +121,7 @@ impl Subject<'_> {
         }
     }
 
-    /// What to say if the kernel killed a process of the box, and not the whole box.
+    /// The note if the kernel killed one process of the box, and not the whole box.
     fn oom_note(&self) -> String {
         format!("a process of the box was killed for memory: {}", self.memory())
     }
@@ -134,7 +134,7 @@ impl Subject<'_> {
         )
     }
 
-    /// What to say of output that was dropped.
+    /// The note about output that was dropped.
     pub fn truncated(&self, dropped_bytes: u64) -> String {
         let (limit, dropped) =
             (quantity::show_bytes(self.output_bytes_max()), quantity::show_bytes(dropped_bytes));
@@ -151,7 +151,7 @@ impl Subject<'_> {
     }
 }
 
-/// The exit code of `run` and `exec` for an error.
+/// Returns the exit code of `run`, `exec` and `attach` for an error.
 pub fn run_code(error: &Error) -> u8 {
     match error.kind() {
         ErrorKind::CommandNotFound => NOT_FOUND,

@@ -1,4 +1,4 @@
-//! Hints of the engine in the words of the command line: commands and options.
+//! Turns hints of the engine into text that names commands and options.
 
 use tare_engine::{Hint, LimitName};
 

@@ -1,8 +1,8 @@
-//! `tare`: the command line. The only place that prints, and that reads the
-//! arguments and the environment of its own process.
+//! `tare`: the command line. Only this crate prints, and only this crate reads the arguments and
+//! the environment of the process.
 //!
-//! The same binary is the keeper of every box, and what runs the hook of a server, each
-//! under a name of its own.
+//! The same binary is also the keeper of every box and the program that runs a server's hook. The
+//! name under which it is started decides.
 
 mod cli;
 mod commands;

@@ -1,4 +1,4 @@
-//! What the user may have meant by a word that tare does not know.
+//! Suggests what the user may have meant by an unknown word.
 //!
 //! Words of other tools lead to the command or option with that meaning (`list` to `ls`). A word
 //! with a typing error leads to the nearest word by letters (`lss` to `ls`). A word that is far
@@ -89,8 +89,8 @@ pub fn value(word: &str, known: &[String]) -> Option<String> {
     nearest(word, known.iter().map(|it| (it.as_str(), it.as_str()))).map(str::to_owned)
 }
 
-/// What the candidate with the fewest typing errors leads to: one error is allowed, or two in
-/// words of six letters or more. The first of several equally near ones wins.
+/// Returns what the candidate with the fewest typing errors leads to. One error is allowed, or two
+/// in words of six letters or more. Of several equally near candidates, the first wins.
 fn nearest<'a>(
     word: &str,
     candidates: impl Iterator<Item = (&'a str, &'a str)>,

@@ -1,7 +1,6 @@
-//! A wrong command line as one error: the first sentence of clap, and a hint of ours.
+//! Explains a wrong command line in one line: clap's first sentence, and a hint of ours.
 //!
-//! A value that a parser refused, a missing argument and a conflict have sentences of our own,
-//! which are shorter than those of clap.
+//! For a bad value, a missing argument and a conflict, our own sentence is shorter than clap's.
 
 use std::error::Error as _;
 use std::ffi::{OsStr, OsString};
@@ -14,7 +13,7 @@ use tare_engine::spec::shown::quoted;
 use crate::cli::Cli;
 use crate::suggest;
 
-/// The first word that is neither an option nor the value of one. It is known even if the
+/// Returns the first word that is neither an option nor the value of one. This works even if the
 /// command line does not parse.
 pub fn command_of(args: &[OsString]) -> Option<&OsStr> {
     let mut words = args.iter().skip(1);
@@ -30,7 +29,7 @@ pub fn command_of(args: &[OsString]) -> Option<&OsStr> {
     None
 }
 
-/// The error that tare prints for `error`, with a suggestion and the help to read.
+/// Returns the error that tare prints for `error`, with a suggestion and the help to read.
 pub fn explain(error: &clap::Error, command: Option<&OsStr>) -> Error {
     if let Some(refused) = refused_value(error) {
         return refused;
@@ -61,7 +60,7 @@ pub fn explain(error: &clap::Error, command: Option<&OsStr>) -> Error {
     Error::bad_request(message(error)).with_hint(hint)
 }
 
-/// The error of one of our own parsers, with its own hint.
+/// Returns the error of one of our own parsers, with its hint.
 fn refused_value(error: &clap::Error) -> Option<Error> {
     let argument = texts(error, ContextKind::InvalidArg).into_iter().next()?;
     let reason: &Error = error.source()?.downcast_ref()?;

@@ -32,20 +32,20 @@ impl Tare {
         id_of(&output)
     }
 
-    /// A box that only waits, for a test of what can be done to it.
+    /// Starts a box that only waits.
     #[track_caller]
     pub fn idle_box(&self) -> String {
         self.detached(["--", "sleep", "1000"])
     }
 
-    /// `tare ARGS`, all streams pipes, not waited for. It may make boxes that last.
+    /// Starts `tare ARGS` with pipes, and does not wait. It may create detached boxes.
     #[track_caller]
     pub fn spawn_call<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Running {
         self.expect_lasting_boxes();
         Running::start(with_pipes(self.command(args), Stdio::piped()))
     }
 
-    /// `sh -c SCRIPT` as [`Self::shell`], not waited for. It may make boxes that last.
+    /// Starts `sh -c SCRIPT` like [`Self::shell`], and does not wait. It may create detached boxes.
     #[track_caller]
     pub fn spawn_script(&self, script: &str) -> Running {
         self.expect_lasting_boxes();
@@ -117,7 +117,7 @@ impl Tare {
         state.as_str().expect("a state is a word").to_owned()
     }
 
-    /// Waits until the box is listed as ended; what is said about it then.
+    /// Waits until the box is listed as ended, and returns its entry.
     #[track_caller]
     pub fn ended(&self, id: &str) -> Value {
         eventually(&format!("box {id} has ended"), || self.state(id) == "exited");
@@ -133,20 +133,20 @@ impl Tare {
             log = output.stdout_text() + &output.stderr_text();
             log.contains(text)
         };
-        // Asked once more for the sake of the message.
+        // Ask once more, for the message.
         if !crate::wait::poll(crate::wait::PATIENCE, &mut has_come) {
             panic!("{text:?} is not in the log of {id}: {log:?}");
         }
     }
 
-    /// `tare rm -f BOX`, after which nothing of it may be there.
+    /// Runs `tare rm -f BOX`, and checks that nothing of the box is left.
     #[track_caller]
     pub fn remove(&self, id: &str) {
         self.call(["rm", "-f", id]).ok().printed(&format!("{id}\n")).said_nothing();
         self.assert_gone(id);
     }
 
-    /// No process, no cgroup and no record of the box is there, now.
+    /// Checks that the box has no process, no cgroup and no record now.
     #[track_caller]
     pub fn assert_gone(&self, id: &str) {
         let processes = self.processes_in(id);
@@ -162,7 +162,7 @@ impl Tare {
         self.state_root().join("boxes").join(id)
     }
 
-    /// Every file of the record that is a regular one, by name.
+    /// Every regular file of the record, by name.
     pub fn record_files(&self, id: &str) -> Vec<(PathBuf, Vec<u8>)> {
         let entries = fs::read_dir(self.record(id)).expect("the box has a record");
         let paths = entries.flatten().map(|entry| entry.path());
@@ -216,7 +216,7 @@ impl Tare {
     }
 }
 
-/// The id that `run -d` printed, and nothing else.
+/// Checks that `run -d` printed an id and nothing else, and returns it.
 #[track_caller]
 fn id_of(output: &Output) -> String {
     let text = output.stdout_text();
@@ -226,7 +226,7 @@ fn id_of(output: &Output) -> String {
     id.to_owned()
 }
 
-/// Whether this is what a box's cgroup directory is called: `tare-<tag>-<id>`.
+/// Whether a name has the form of a box's cgroup directory: `tare-<tag>-<id>`.
 fn is_cgroup_of(name: &str, id: &str) -> bool {
     let tagged = name.strip_prefix("tare-");
     tagged.and_then(|rest| rest.split_once('-')).is_some_and(|(_, last)| last == id)

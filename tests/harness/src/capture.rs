@@ -9,14 +9,13 @@ use std::time::{Duration, Instant};
 
 const CHUNK_BYTES: usize = 64 * 1024;
 
-/// More than tare passes on by default (64 MiB), and little enough that output
-/// without end cannot take the memory of the host.
+/// More than tare passes on by default (64 MiB), and less than the memory of the host.
 const CAPTURED_BYTES_MAX: usize = 128 << 20;
 
 #[derive(Debug, Default)]
 struct Collected {
     bytes: Vec<u8>,
-    /// How many bytes came past the limit; they are read and thrown away.
+    /// How many bytes came after the limit. They are read and dropped.
     surplus_bytes: usize,
     ended: bool,
 }
@@ -40,8 +39,8 @@ impl Capture {
         Self { shared }
     }
 
-    /// Waits until `needle` was in the output; `false` when the output ended or
-    /// the deadline passed without it.
+    /// Waits until the output contains `needle`. Returns `false` if the output ends or the deadline
+    /// passes before.
     pub fn contains_by(&self, needle: &[u8], deadline: Instant) -> bool {
         let found = |collected: &Collected| {
             collected.bytes.windows(needle.len()).any(|window| window == needle)

@@ -38,8 +38,8 @@ impl Tare {
     /// How many uid ranges of this state root are taken: each is a lock on one byte of
     /// one of a few files (`/proc/locks`, proc_locks(5)).
     ///
-    /// The kernel shows the list in pieces, so a lock that others move in it meanwhile is shown
-    /// twice or not at all. Two equal readings are the truth.
+    /// The kernel shows the list in pieces. A lock that moves in the list meanwhile is shown twice or
+    /// not at all, so this reads until two readings are equal.
     pub fn uid_claims(&self) -> usize {
         let mut claims = self.listed_uid_claims();
         loop {

@@ -17,8 +17,7 @@ impl Tare {
         entries.expect("the keeper is there and ours to look at").count()
     }
 
-    /// The memory that is the keeper's alone.
-    /// The pages of its program are the host's, and every keeper's.
+    /// The memory that belongs to this keeper alone. All keepers share the pages of the program.
     #[track_caller]
     pub fn keeper_private_bytes(&self, id: &str) -> u64 {
         private_bytes(self.keeper(id).pid)
@@ -39,7 +38,7 @@ fn is_asleep(pid: u32) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('S'))
 }
 
-/// The memory that is a process's alone (`Anonymous` of proc_pid_smaps(5)).
+/// The memory that belongs to one process alone (`Anonymous` of proc_pid_smaps(5)).
 #[track_caller]
 pub fn private_bytes(pid: u32) -> u64 {
     let path = format!("/proc/{pid}/smaps_rollup");

@@ -72,7 +72,7 @@ macro_rules! unprivileged {
     }};
 }
 
-/// Ends the test aloud, for a reason that lies in the host and not in tare.
+/// Ends the test and reports it as skipped, because the host cannot run it.
 #[macro_export]
 macro_rules! skip {
     ($($why:tt)*) => {{

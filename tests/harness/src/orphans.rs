@@ -14,7 +14,7 @@ use rustix::process::{
 
 use crate::snapshot::process::{Process, box_processes};
 
-/// Makes this process the one that orphans come to.
+/// Makes this process the parent of orphans.
 pub fn adopt() {
     set_child_subreaper(Some(getpid())).expect("any process may adopt orphans");
     reap();
@@ -31,12 +31,12 @@ pub fn reap() {
     }
 }
 
-/// Kills every keeper that came to us, for a test that has failed: a box that it
-/// forgot must not be there in the tests after it.
+/// Kills every keeper that is an orphan. A failed test calls it, so that its boxes do not disturb
+/// later tests.
 pub fn kill() {
     for orphan in box_processes().into_iter().filter(is_ours) {
         let Some(pid) = pid_of(&orphan) else { continue };
-        // It is our child, so the number is its own until we reap it.
+        // It is our child, so its pid is not reused before we reap it.
         if let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) {
             let _ = pidfd_send_signal(&pidfd, Signal::KILL);
         }

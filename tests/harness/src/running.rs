@@ -13,10 +13,10 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use crate::capture::Capture;
 use crate::wait::PATIENCE;
 
-/// No call of tare in a test may take longer: then it is killed and the test fails.
+/// The longest time for a call of tare in a test. Then it is killed, and the test fails.
 const CALL_MAX: Duration = Duration::from_secs(60);
 
-/// A call of `tare` that has not been waited for. Dropped before that, it is killed.
+/// A running call of `tare`. Dropping it kills the call.
 pub struct Running {
     child: Child,
     pidfd: OwnedFd,
@@ -40,7 +40,7 @@ pub struct Output {
 }
 
 impl Running {
-    /// Starts `command`; its output is collected where it is a pipe.
+    /// Starts `command`, and collects its output if that is a pipe.
     #[track_caller]
     pub(crate) fn start(mut command: Command) -> Self {
         let text = format!("{command:?}");
@@ -106,8 +106,8 @@ impl Running {
             .expect("tare reads its standard input");
     }
 
-    /// Writes `bytes` from a thread of its own and closes: a command that never
-    /// reads must not stop the test.
+    /// Writes `bytes` in a thread and closes the pipe. So a command that never reads does not block
+    /// the test.
     pub(crate) fn feed(&mut self, bytes: Vec<u8>) {
         let mut stdin = self.stdin.take().expect("standard input is a pipe");
         std::thread::spawn(move || {
@@ -161,8 +161,7 @@ impl Running {
         }
     }
 
-    /// Nothing of a box may hold the caller's own descriptors: once tare is gone,
-    /// the streams end.
+    /// Checks that the streams end with tare: no process of a box may hold the caller's descriptors.
     #[track_caller]
     fn rest_of(&self, stream: Option<&Capture>, name: &str) -> Vec<u8> {
         let Some(stream) = stream else {
@@ -173,7 +172,7 @@ impl Running {
             .unwrap_or_else(|| panic!("{name} is still held open after {} ended", self.command))
     }
 
-    /// Whether it ends within this time.
+    /// Returns whether the call ends within this time.
     pub fn ends_within(&self, bound: Duration) -> bool {
         let timeout = Timespec::try_from(bound).expect("the bound is small");
         let mut fds = [PollFd::from_borrowed_fd(self.pidfd.as_fd(), PollFlags::IN)];
@@ -186,7 +185,7 @@ impl Running {
     }
 
     fn kill(&mut self) {
-        // It may have ended meanwhile; reaping tells.
+        // It may have ended meanwhile. Reaping it shows that.
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
         self.reap();
     }
@@ -230,14 +229,14 @@ impl Output {
         self
     }
 
-    /// Standard output is exactly this.
+    /// Checks that standard output is exactly this.
     #[track_caller]
     pub fn printed(self, expected: &str) -> Self {
         assert_eq!(self.stdout_text(), expected, "wrong output: {self}");
         self
     }
 
-    /// Standard error has exactly one line, and it mentions each of these.
+    /// Checks that standard error is one line that contains each of these words.
     #[track_caller]
     pub fn said(self, mentions: &[&str]) -> Self {
         let line = self.stderr_text();
@@ -251,7 +250,7 @@ impl Output {
         self
     }
 
-    /// Standard error is empty.
+    /// Checks that standard error is empty.
     #[track_caller]
     pub fn said_nothing(self) -> Self {
         assert!(self.stderr.is_empty(), "words on standard error: {self}");
@@ -259,7 +258,7 @@ impl Output {
     }
 }
 
-/// Everything that a failed test wants to show.
+/// Everything that a failed test prints.
 impl fmt::Display for Output {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -291,7 +290,7 @@ impl fmt::Debug for Running {
     }
 }
 
-/// Pipes for both outputs; standard input as the caller says.
+/// Sets pipes for both outputs, and the standard input that the caller chose.
 pub(crate) fn with_pipes(mut command: Command, stdin: Stdio) -> Command {
     command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
     command

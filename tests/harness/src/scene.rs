@@ -22,7 +22,7 @@ pub enum Fate {
 }
 
 impl Fate {
-    /// By what `tare ls` says about it.
+    /// Reads the state from the output of `tare ls`.
     pub fn of(listed: Option<&Value>) -> Self {
         match listed {
             None => Self::Absent,
@@ -46,7 +46,7 @@ const PROCESSES_OF_A_BOX: usize = 2;
 /// How long a box that is ending, or a process whose client is gone, may still exist.
 const SOON: Duration = Duration::from_secs(5);
 
-/// How many crashes happen beside each other.
+/// How many crashes happen at the same time.
 const LANES: usize = 2;
 
 #[derive(Debug)]
@@ -61,14 +61,14 @@ impl Scene {
         Self { tare, cgroups_before }
     }
 
-    /// A box that only waits.
+    /// Starts a box that only waits.
     #[track_caller]
     pub fn box_named(&self, name: &str) -> String {
         self.tare.detached(["--name", name, "--", "sleep", "1000"])
     }
 
-    /// After one ordinary command all that is on the host is of a box that it
-    /// lists, and each box has met a fate that it may.
+    /// Runs one ordinary command. Checks that everything on the host then belongs to a listed box,
+    /// and that each box is in a state that is allowed.
     #[track_caller]
     pub fn check(&self, expected: &[Expected]) {
         self.tare.reap_orphans();
@@ -94,7 +94,7 @@ impl Scene {
         self.boxes_are_whole(&listed);
     }
 
-    /// Removes every box; nothing is left then.
+    /// Removes every box, and checks that nothing is left.
     #[track_caller]
     pub fn clear(&self) {
         self.tare.call(["rm", "-f", "--all"]).ok().said_nothing();

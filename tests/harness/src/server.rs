@@ -15,10 +15,10 @@ use crate::temporary::TemporaryDirectory;
 use crate::vitals::Vitals;
 use crate::wait::eventually;
 
-/// No answer may take longer.
+/// The longest time for an answer.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
-/// A server on a port of its own. Dropped, it is killed.
+/// A server on its own port. Dropping it kills the server.
 #[derive(Debug)]
 pub struct Server {
     running: Running,
@@ -34,7 +34,7 @@ pub struct Answer {
 }
 
 impl Server {
-    /// `tare serve` with more arguments; returns when it listens.
+    /// Starts `tare serve ARGS`, and returns when it listens.
     #[track_caller]
     pub fn start(tare: &Tare, args: &[&str]) -> Self {
         let args = ["serve", "--listen", "127.0.0.1:0"].iter().chain(args);
@@ -50,7 +50,7 @@ impl Server {
         Self::start(tare, &["--config", &path.display().to_string()])
     }
 
-    /// A command that becomes such a server.
+    /// The command that starts such a server.
     #[track_caller]
     pub fn start_command(tare: &Tare, mut command: Command) -> Self {
         tare.expect_lasting_boxes();
@@ -76,7 +76,7 @@ impl Server {
         self.address
     }
 
-    /// All that it has written to its log so far.
+    /// The log of the server so far.
     pub fn log(&self) -> String {
         self.running.stderr_so_far()
     }
@@ -102,14 +102,14 @@ impl Server {
         self.running.signal(signal);
     }
 
-    /// SIGTERM, and what it ended with.
+    /// Sends SIGTERM, waits for the end, and returns how the server ended.
     #[track_caller]
     pub fn stop(self) -> Output {
         self.running.signal(Signal::TERM);
         self.running.wait_from_now()
     }
 
-    /// SIGKILL; returns when it is dead.
+    /// Sends SIGKILL, and returns when the server is dead.
     pub fn kill(self) -> Output {
         self.running.signal(Signal::KILL);
         self.running.wait_from_now()
@@ -134,7 +134,7 @@ impl Server {
         self.ask("POST", path, &[json], body.to_string().as_bytes())
     }
 
-    /// One request over a connection of its own.
+    /// Sends one request over its own connection, and returns the answer.
     pub fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
         let mut stream = self.send(method, path, headers, body);
         let mut bytes = Vec::new();
@@ -161,7 +161,7 @@ impl Server {
         head.push_str("\r\n");
         let mut stream = self.connect();
         stream.write_all(head.as_bytes()).expect("the server reads");
-        // It may have refused by now, and said so.
+        // The server may have refused the request already, and its answer says so.
         stream.write_all(body).ok();
         stream
     }
@@ -210,7 +210,7 @@ impl Answer {
         self
     }
 
-    /// An error of the native API with this code.
+    /// Checks that this is an error of the native API with this status and code.
     #[track_caller]
     pub fn refused(self, status: u16, code: &str) -> Self {
         let answer = self.was(status);
@@ -221,7 +221,7 @@ impl Answer {
     }
 }
 
-/// The address in the line that says so.
+/// The address in the log line that names it.
 fn listening_on(log: &str) -> Option<SocketAddr> {
     let (_, rest) = log.split_once("http://")?;
     let end = rest.find('"')?;

@@ -40,7 +40,7 @@ const SHA256_PREFIX: &str = "MDEwDQYJYIZIAWUDBAIBBQAEIA";
 const ED25519_PREFIX: &str = "MCowBQYDK2VwAyEA";
 
 impl Signer {
-    /// Another key for each seed.
+    /// Makes a key. Each seed gives another one.
     pub fn ed25519(kid: &str, seed: u8) -> Self {
         Self {
             kid: kid.to_owned(),
@@ -52,7 +52,7 @@ impl Signer {
         Self { kid: kid.to_owned(), key: Key::Rsa }
     }
 
-    /// As a JWKS has it.
+    /// The key as an entry of a JWKS.
     pub fn jwk(&self) -> Value {
         match &self.key {
             Key::Ed25519(key) => {
@@ -63,7 +63,7 @@ impl Signer {
         }
     }
 
-    /// As `openssl pkey -pubout` writes it.
+    /// The public key as `openssl pkey -pubout` writes it.
     pub fn pem(&self) -> String {
         let Key::Ed25519(key) = &self.key else {
             panic!("the test has no use for one of RSA");
@@ -83,7 +83,7 @@ impl Signer {
         })
     }
 
-    /// A good one, for this user and now.
+    /// A valid token for this user.
     pub fn token(&self, user: &str) -> String {
         self.sign(&Self::claims(user))
     }

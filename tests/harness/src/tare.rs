@@ -24,7 +24,7 @@ const UNPRIVILEGED_ID: u32 = 65533;
 const FIXED_NAMES: [&str; 5] = ["boxes", "names", PARENTS, CLAIMS, "history"];
 /// A link for each cgroup below which there may be boxes.
 const PARENTS: &str = "parents";
-/// At most sixteen, empty.
+/// At most sixteen empty files.
 const CLAIMS: &str = "claims";
 
 /// The user that runs the program under test.
@@ -40,12 +40,12 @@ pub struct Tare {
     caller: Caller,
     before: Snapshot,
     home: Option<TemporaryDirectory>,
-    /// Whether the test made boxes that outlive the call that made them.
+    /// Whether the test created detached boxes.
     lasting: AtomicBool,
 }
 
 impl Tare {
-    /// Takes the snapshot and makes the state root.
+    /// Takes the snapshot and creates the state root.
     pub fn start(program: impl AsRef<Path>) -> Self {
         Self::start_as(Caller::Ourselves, program.as_ref())
     }
@@ -59,7 +59,7 @@ impl Tare {
 
     fn start_as(caller: Caller, program: &Path) -> Self {
         orphans::adopt();
-        // The state root is made after the snapshot: all that is in it counts.
+        // The state root is created after the snapshot, so everything in it counts.
         let before = Snapshot::take(&[]);
         let home = TemporaryDirectory::new();
         let state_root = home.join("state");
@@ -80,15 +80,15 @@ impl Tare {
         self.home().join("state")
     }
 
-    /// `tare ARGS`, not started, for a test that has its own wishes.
+    /// The command `tare ARGS`, not started, for tests that change it.
     pub fn command<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Command {
         let mut command = Command::new(&self.program);
         command.args(args);
         self.dress(command)
     }
 
-    /// `sh -c SCRIPT` with the program under test as `$TARE`, for a test that
-    /// needs what only a shell can do to descriptors.
+    /// Runs `sh -c SCRIPT` with the program under test as `$TARE`, for tests that need redirections of
+    /// a shell.
     #[track_caller]
     pub fn shell(&self, script: &str) -> Output {
         Running::start(with_pipes(self.shell_command(script), Stdio::null())).wait()
@@ -101,19 +101,19 @@ impl Tare {
         self.dress(command)
     }
 
-    /// `tare ARGS`, any command.
+    /// Runs `tare ARGS`.
     #[track_caller]
     pub fn call<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Output {
         Running::start(with_pipes(self.command(args), Stdio::null())).wait()
     }
 
-    /// `tare run ARGS`, with an empty standard input.
+    /// Runs `tare run ARGS` with an empty standard input.
     #[track_caller]
     pub fn run<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Output {
         Running::start(with_pipes(self.run_command(args), Stdio::null())).wait()
     }
 
-    /// `tare run ARGS`, with these bytes as standard input.
+    /// Runs `tare run ARGS` with these bytes as standard input.
     #[track_caller]
     pub fn with_stdin<A: AsRef<OsStr>>(
         &self,
@@ -125,19 +125,19 @@ impl Tare {
         running.wait()
     }
 
-    /// `tare run ARGS`, all streams pipes, not waited for.
+    /// Starts `tare run ARGS` with pipes, and does not wait.
     #[track_caller]
     pub fn spawn<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Running {
         Running::start(with_pipes(self.run_command(args), Stdio::piped()))
     }
 
-    /// A command made by [`Self::command`], started with the streams it has.
+    /// Starts a command of [`Self::command`] with the streams that it has.
     #[track_caller]
     pub fn start_command(&self, command: Command) -> Running {
         Running::start(command)
     }
 
-    /// `tare run ARGS` under a terminal.
+    /// Starts `tare run ARGS` under a terminal.
     #[track_caller]
     pub fn under_terminal<A: AsRef<OsStr>>(
         &self,
@@ -157,7 +157,7 @@ impl Tare {
         self.before.unexpected_difference_now(|line| self.is_expected(line))
     }
 
-    /// The host is as before, now.
+    /// Checks that the host is as before now.
     #[track_caller]
     pub fn nothing_left(&self) {
         let left = self.difference_now();
@@ -169,11 +169,10 @@ impl Tare {
         orphans::reap();
     }
 
-    /// The end of the test, where it does not go without saying.
+    /// Ends the test. Dropping the value does the same.
     pub fn finish(self) {}
 
-    /// From now on boxes may outlive the call that made them; at the end of the
-    /// test none may be listed any more.
+    /// Allows boxes to outlive the call that created them. At the end of the test, none may be listed.
     pub(crate) fn expect_lasting_boxes(&self) {
         self.lasting.store(true, Ordering::Relaxed);
     }
@@ -220,7 +219,7 @@ impl Tare {
         self.try_call(&["run", "--quiet", "--", "true"]);
     }
 
-    /// Bounded by `timeout` (coreutils): a tare that hangs must not hang the rest.
+    /// Runs tare under `timeout` (coreutils), so that a tare that hangs does not block the clean-up.
     fn try_call(&self, args: &[&str]) {
         let mut command = Command::new("timeout");
         command.args(["--kill-after=1", "30"]).arg(&self.program);
@@ -247,7 +246,7 @@ impl Drop for Tare {
     }
 }
 
-/// The build directory may lie where the unprivileged user cannot reach it.
+/// Copies the program, because the unprivileged user may not be able to reach the build directory.
 fn reachable_copy(program: &Path, home: &TemporaryDirectory, state_root: &Path) -> PathBuf {
     let copy = home.join("tare");
     fs::copy(program, &copy)

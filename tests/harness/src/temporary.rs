@@ -16,8 +16,8 @@ pub fn own_prefix() -> String {
     prefix.to_string_lossy().into_owned()
 }
 
-/// Fresh and empty, mode 0755. Its name begins with `tare`, so that the oracle
-/// sees it when a test forgets it.
+/// A new and empty directory with mode 0755. Its name begins with `tare`, so the oracle finds it if a
+/// test forgets it.
 #[derive(Debug)]
 pub struct TemporaryDirectory {
     path: PathBuf,
@@ -58,7 +58,7 @@ impl TemporaryDirectory {
 
 impl Drop for TemporaryDirectory {
     fn drop(&mut self) {
-        // What cannot be removed is found by the oracle, which says more about it.
+        // If it cannot be removed, the oracle reports it with details.
         let _ = fs::remove_dir_all(&self.path);
     }
 }

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-/// How long anything may take that is promised to happen "soon": generous,
-/// because a loaded machine is not a bug, and bounded, because a hang is one.
+/// How long a test waits for something that should happen soon. It is long, because a slow machine is
+/// not a bug, and bounded, because a hang is one.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 const STEP: Duration = Duration::from_millis(2);
 
-/// Returns as soon as `condition` holds; fails the test when it does not within a minute.
+/// Returns as soon as `condition` holds. Fails the test if that takes more than a minute.
 #[track_caller]
 pub fn eventually(what: &str, condition: impl FnMut() -> bool) {
     eventually_within(PATIENCE, what, condition);
@@ -19,7 +19,7 @@ pub fn eventually_within(bound: Duration, what: &str, condition: impl FnMut() ->
     assert!(poll(bound, condition), "not within {bound:?}: {what}");
 }
 
-/// Whether `condition` came to hold within `bound`; asked at least once.
+/// Returns whether `condition` holds within `bound`. Checks it at least once.
 pub fn poll(bound: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + bound;
     loop {

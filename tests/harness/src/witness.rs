@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use crate::running::Running;
 use crate::tare::Tare;
 
-/// Says every signal that it gets, and answers every line.
+/// Prints every signal that it gets, and answers every line.
 const WITNESS: &str =
     "for signal in HUP INT QUIT USR1 USR2 PIPE ALRM TERM CHLD CONT TSTP TTIN TTOU WINCH; do
     trap \"echo got $signal\" $signal

@@ -1,4 +1,4 @@
-//! `tare audit`: the proof that records and host agree, or what is different.
+//! `tare audit`: proves that records and host agree, or lists the differences.
 
 use std::time::Duration;
 

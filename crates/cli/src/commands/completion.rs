@@ -70,8 +70,8 @@ fn script(shell: Shell) -> String {
             generated(ClapShell::Fish, tare) + &lines.collect::<String>() + FISH_CP
         }
         Shell::Zsh => {
-            // clap writes the function of a hint after each argument, and these hints have no
-            // other use in tare.
+            // In the script, a value hint becomes the function that completes the argument. tare
+            // uses these two hints for nothing else, so our functions can replace theirs.
             let hinted = tare.mut_subcommands(|command| {
                 let is_cp = command.get_name() == "cp";
                 command.mut_args(|argument| match (is_cp, is_box(&argument)) {
@@ -88,7 +88,7 @@ fn script(shell: Shell) -> String {
     }
 }
 
-/// Whether an argument is a box by its id or name.
+/// Whether an argument is the id or name of a box.
 fn is_box(argument: &clap::Arg) -> bool {
     let names = argument.get_value_names().unwrap_or_default();
     argument.is_positional() && names.iter().any(|it| it.as_str() == "BOX")
@@ -100,7 +100,7 @@ fn generated(shell: ClapShell, mut tare: clap::Command) -> String {
     String::from_utf8_lossy(&script).into_owned()
 }
 
-/// Adds boxes to what clap's function found. `cp` takes `BOX:PATH`.
+/// Adds boxes to the completions of clap's function. `cp` takes `BOX:PATH`.
 const BASH: &str = r#"
 _tare_and_boxes() {
     _tare "$@"

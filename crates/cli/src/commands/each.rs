@@ -1,5 +1,5 @@
-//! Several boxes in turn: one that fails is said and gone past, and the exit
-//! code tells of it at the end.
+//! Acts on several boxes in turn. If one fails, tare prints its error, continues, and exits with 1
+//! at the end.
 
 use clap::Args;
 use tare_engine::spec::shown::escaped;
@@ -32,7 +32,7 @@ pub fn named(error: Error, id: &BoxId, reference: &str) -> Error {
     if is_id { error } else { error.naming(id.as_str(), reference) }
 }
 
-/// Does it to each box, and prints the box as it was typed when that is done.
+/// Calls `act` for each box, and prints each box as the user typed it when it is done.
 pub fn each(engine: &Engine, boxes: &[String], act: impl Fn(&BoxId) -> Result<(), Error>) -> u8 {
     in_turn(boxes, |reference| {
         on_box(engine, reference, &act)?;
@@ -40,18 +40,18 @@ pub fn each(engine: &Engine, boxes: &[String], act: impl Fn(&BoxId) -> Result<()
     })
 }
 
-/// Prints the line that each box gives, as soon as it does.
+/// Prints the line that `act` returns for each box, as soon as it returns.
 pub fn in_turn(boxes: &[String], mut act: impl FnMut(&str) -> Result<String, Error>) -> u8 {
     let (_, code) = gather(boxes, |reference| print_line(&act(reference)?));
     code
 }
 
-/// A box, or what is said of it, on a line.
+/// Prints one line, with control characters escaped.
 pub fn print_line(line: &str) -> Result<(), Error> {
     print_result(&format!("{}\n", escaped(line)))
 }
 
-/// What each box gives, all together, and the exit code.
+/// Returns the results of all boxes that succeeded, and the exit code.
 pub fn gather<B, T>(
     boxes: impl IntoIterator<Item = B>,
     mut act: impl FnMut(B) -> Result<T, Error>,

@@ -106,8 +106,7 @@ pub fn run(args: &ExecArgs, context: &Context) -> Result<u8, Error> {
     Ok(report.code)
 }
 
-/// What a caller gets of a command in a box is bounded by nothing but the
-/// caller.
+/// exec passes on all output, without a limit.
 const SETTINGS: Settings = Settings {
     output: Output::Pass,
     output_bytes_max: u64::MAX,
@@ -115,14 +114,14 @@ const SETTINGS: Settings = Settings {
     writers: Writers::MayLive,
 };
 
-/// Returns when the command runs.
+/// Starts the command, and returns when it runs.
 fn leave(engine: &Engine, id: &BoxId, spec: &ExecSpec) -> Result<u8, Error> {
     let mut session = engine.exec(id, spec, Stdin::Empty)?;
     session.wait_started()?;
     Ok(DONE)
 }
 
-/// `term`: what the caller's terminal is called.
+/// Builds the request. `term` is the caller's `TERM`.
 fn spec(args: &ExecArgs, terminal: Terminal, term: Option<OsString>) -> Result<ExecSpec, Error> {
     let mut pairs: Vec<command::Variable> = Vec::new();
     if args.process.tty {

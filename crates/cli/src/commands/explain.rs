@@ -1,4 +1,4 @@
-//! `tare explain`: what became of a box, step by step, also after it is gone.
+//! `tare explain`: shows what happened to a box, step by step, also after its removal.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! `tare inspect`: everything that is known of a box, for programs.
+//! `tare inspect`: prints everything that is known about boxes, for programs.
 
 use clap::Args;
 use tare_engine::Error;

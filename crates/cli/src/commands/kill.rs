@@ -1,4 +1,4 @@
-//! `tare kill`: a signal to a box; KILL takes all of it.
+//! `tare kill`: sends a signal to a box. KILL ends every process of the box.
 
 use clap::Args;
 use rustix::process::Signal;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tare_engine::Error;
 use tare_engine::spec::{defaults, quantity};
 
-/// The lease of a box for which none was given.
+/// The default lease of a box.
 pub const DEFAULT: Lease = Lease::For(defaults::LEASE);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub enum Lease {
 }
 
 impl Lease {
-    /// `None` for a box that may live on.
+    /// `None`: the box may live without limit.
     pub fn duration(self) -> Option<Duration> {
         match self {
             Self::Never => None,
@@ -24,7 +24,7 @@ impl Lease {
     }
 }
 
-/// A duration, or `never`.
+/// Parses a duration, or `never`.
 pub fn parse(text: &str) -> Result<Lease, Error> {
     match text {
         "never" => Ok(Lease::Never),

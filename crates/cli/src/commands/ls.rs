@@ -137,7 +137,8 @@ fn state(status: &Status) -> String {
     }
 }
 
-/// What is left of it; nothing of a box that has ended, or that its caller ends.
+/// The time that is left of the lease. A box that has ended has none, and neither has an attached
+/// box.
 fn lease(status: &Status, now: Timestamp) -> String {
     match status.lease_ends_at {
         _ if status.state == State::Exited => format::EMPTY_CELL.to_owned(),

@@ -1,4 +1,4 @@
-//! What `run` and `exec` share: a command, its environment, its streams.
+//! Options that `run` and `exec` share: the command, its environment, its streams.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -13,11 +13,11 @@ use tare_engine::{Error, Stdin};
 
 use crate::error::{bad, of_option};
 
-/// What is read of an `--env-file`: all that a command can be given, and one
-/// byte to see that there is more.
+/// How much of an `--env-file` is read: as much as a command can have, and one byte to notice that
+/// there is more.
 const ENV_FILE_BYTES_MAX: u64 = command::ARGUMENTS_BYTES_MAX as u64;
 
-/// The name of a terminal whose caller has none.
+/// `TERM` of the command if the caller has none.
 pub const TERM: &str = "xterm";
 
 /// Makes `--timeout -1` a bad value instead of an unknown option.
@@ -61,7 +61,7 @@ pub struct ProcessArgs {
 }
 
 impl ProcessArgs {
-    /// The files, then `--env`: the later is to win.
+    /// Returns the variables of the files, then those of `--env`. The later one wins.
     pub fn variables(&self) -> Result<Vec<command::Variable>, Error> {
         let mut pairs = Vec::new();
         for path in &self.env_file {
@@ -71,7 +71,7 @@ impl ProcessArgs {
         Ok(pairs)
     }
 
-    /// A terminal as large as the caller's.
+    /// Returns a terminal as large as the caller's.
     pub fn terminal(&self, window: Option<Window>) -> Result<Terminal, Error> {
         match (self.tty, window) {
             (false, _) => Ok(Terminal::Pipes),
@@ -83,13 +83,13 @@ impl ProcessArgs {
         }
     }
 
-    /// The command gets what is typed into a terminal only with `-i`.
+    /// The command gets the input of a terminal only with `-i`.
     pub fn stdin(&self, window: Option<Window>) -> Stdin {
         if window.is_none() || self.interactive { Stdin::Pipe } else { Stdin::Empty }
     }
 }
 
-/// A working directory inside a box.
+/// Parses a working directory in the box.
 pub fn workdir(path: PathBuf) -> Result<PathBuf, Error> {
     if path.is_absolute() {
         Ok(path)

@@ -33,8 +33,8 @@ pub struct RmArgs {
 }
 
 pub fn run(args: &RmArgs, context: &Context) -> Result<u8, Error> {
-    // A box is looked up before others are looked after: one that has just ended by
-    // itself is found, and is then as it was asked to be.
+    // CreateOrEnd finds the named box before it cleans up others. So a box that has just ended by
+    // itself is still found, and the command succeeds.
     let engine = context.engine(Purpose::CreateOrEnd)?;
     let boxes = if args.all { every_box(&engine)? } else { args.boxes.clone() };
     Ok(each(&engine, &boxes, |id| engine.remove(id, args.force)))

@@ -1,4 +1,4 @@
-//! `tare stats`: what boxes use of what they may.
+//! `tare stats`: shows how much of their limits boxes use.
 
 use std::time::{Duration, Instant};
 
@@ -51,7 +51,7 @@ pub struct StatsArgs {
     boxes: Vec<String>,
 }
 
-/// How long keepers that do not answer hold up the command, all together.
+/// How long the command waits for all keepers that do not answer, together.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Serialize)]
@@ -72,7 +72,7 @@ pub fn run(args: &StatsArgs, context: &Context) -> Result<u8, Error> {
         let until = Instant::now() + ANSWERS_WITHIN;
         let (samples, worst) = gather(&args.boxes, |reference| sample(&engine, reference, until));
         code = worst;
-        // A table of nothing says nothing; an empty array does.
+        // A table without rows is not printed. An empty array is.
         Ok((args.json || !samples.is_empty()).then(|| render(args.json, &samples)))
     })?;
     Ok(code)
@@ -85,7 +85,7 @@ fn sample(engine: &Engine, reference: &str, until: Instant) -> Result<Sample, Er
     })
 }
 
-/// One that ends while we look is no longer one of them.
+/// Measures all boxes that have not ended. A box that ends meanwhile is left out.
 fn of_all(engine: &Engine) -> Result<Vec<Sample>, Error> {
     let mut samples = Vec::new();
     let until = Instant::now() + ANSWERS_WITHIN;
@@ -129,7 +129,7 @@ fn row(sample: &Sample) -> [String; 7] {
     ]
 }
 
-/// `3 MiB/512 MiB`; what is used alone where nothing limits it.
+/// `3 MiB/512 MiB`, or `3 MiB` without a limit.
 fn of_limit(used: Option<u64>, limit: Option<u64>, show: fn(Option<u64>) -> String) -> String {
     match limit {
         Some(_) => format!("{}/{}", show(used), show(limit)),

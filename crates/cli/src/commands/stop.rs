@@ -41,11 +41,11 @@ pub struct StopArgs {
 }
 
 pub fn run(args: &StopArgs, context: &Context) -> Result<u8, Error> {
-    // A box is looked up before others are looked after: one that has just ended by
-    // itself is found, and is then as it was asked to be.
+    // CreateOrEnd finds the named box before it cleans up others. So a box that has just ended by
+    // itself is still found, and the command succeeds.
     let engine = context.engine(Purpose::CreateOrEnd)?;
     let grace = args.grace.unwrap_or(GRACE);
-    // All are asked before any is waited for: their graces run together.
+    // Ask all boxes before waiting for one, so that their grace periods run at the same time.
     let (stopping, not_asked) = gather(&args.boxes.boxes, |reference| {
         let begin = |id: &BoxId| Ok((id.clone(), engine.begin_stop(id, grace)?));
         Ok((reference, on_box(&engine, reference, begin)?))
@@ -60,7 +60,7 @@ pub fn run(args: &StopArgs, context: &Context) -> Result<u8, Error> {
     Ok(not_asked.max(not_stopped))
 }
 
-/// A duration; unlike a timeout it may be nothing.
+/// Parses a duration. Unlike a timeout, it may be 0.
 fn grace(text: &str) -> Result<Duration, Error> {
     match text {
         "0" | "0s" => Ok(Duration::ZERO),

@@ -1,11 +1,11 @@
-//! How the things of a box are written in a table.
+//! How a table shows times, sizes, commands and missing values.
 
 use std::time::Duration;
 
 use tare_engine::spec::quantity;
 use tare_engine::spec::shown::escaped;
 
-/// What is not there.
+/// The cell of a value that does not exist.
 pub const EMPTY_CELL: &str = "-";
 
 /// `3s`, `5m`, `2h`, `3d`: whole units, rounded down.
@@ -19,8 +19,7 @@ pub fn time(duration: Duration) -> String {
     }
 }
 
-/// What is left of a time: as above, but rounded up, so that a lease of two hours
-/// has two hours at its beginning.
+/// Like [`time`], but rounded up: a new lease of two hours shows as `2h`.
 pub fn time_left(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let units = [(86_400, "d"), (3_600, "h"), (60, "m")];
@@ -31,7 +30,7 @@ pub fn time_left(duration: Duration) -> String {
     }
 }
 
-/// With at most one decimal, rounded.
+/// A size with at most one decimal, rounded.
 pub fn size(bytes: Option<u64>) -> String {
     let Some(bytes) = bytes else {
         return EMPTY_CELL.to_owned();

@@ -1,4 +1,4 @@
-//! What commands print: tables, cells, repeated views.
+//! Tables, their cells, and views that are printed again every second.
 
 pub mod format;
 pub mod table;

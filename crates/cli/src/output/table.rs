@@ -1,5 +1,4 @@
-//! Tables: titles, rows, and columns as wide as what is in them, or less when
-//! a terminal is not wide enough.
+//! Tables. A column is as wide as its widest cell, or narrower if the terminal is not wide enough.
 
 use rustix::stdio::stdout;
 use rustix::termios::tcgetwinsize;
@@ -14,7 +13,7 @@ const CUT_CELL_MAX: usize = 1000;
 #[derive(Debug, Clone, Copy)]
 pub struct Column {
     pub title: &'static str,
-    /// How narrow it may become; `None` when it is never cut.
+    /// The smallest width to which the column may be cut; `None`: it is never cut.
     pub narrow: Option<usize>,
 }
 
@@ -35,8 +34,8 @@ pub fn columns_of_stdout() -> Option<usize> {
     Some(if columns == 0 { COLUMNS_DEFAULT } else { usize::from(columns) })
 }
 
-/// A line of titles and a line for each row; what makes them wider than `width`
-/// is cut, from the right to the left, as far as the columns allow it.
+/// Returns a line of titles and a line for each row. If they are wider than `width`, columns that
+/// may be cut become narrower, the rightmost first.
 pub fn render<const N: usize>(
     columns: &[Column; N],
     rows: &[[String; N]],

@@ -15,15 +15,15 @@ use crate::error::{Reader, print_result, print_to_reader};
 
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Cursor to the upper left, everything behind it cleared (console_codes(4)).
+/// Moves the cursor to the upper left and clears the screen (console_codes(4)).
 const CLEAR: &str = "\x1b[H\x1b[J";
 
-/// How often something is shown.
+/// How often a view is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Times {
     Once,
-    /// Every second, until SIGINT, until its reader is gone, or until there is
-    /// nothing more to show.
+    /// Every second, until SIGINT, until the reader of stdout is gone, or until there is nothing
+    /// more to show.
     Watch,
 }
 
@@ -33,7 +33,7 @@ impl Times {
     }
 }
 
-/// `draw` gives what to print; `None` ends it.
+/// Prints what `draw` returns; `None` ends the loop.
 pub fn show(
     times: Times,
     mut draw: impl FnMut() -> Result<Option<String>, Error>,
@@ -57,12 +57,12 @@ fn watch(mut draw: impl FnMut() -> Result<Option<String>, Error>) -> Result<(), 
     Ok(())
 }
 
-/// Whether the watching ended before the interval did.
+/// Waits for one interval. Returns whether the view ended before.
 fn is_over(interrupts: &SignalFd) -> Result<bool, Error> {
     let stdout = stdout();
     let mut fds = [
         PollFd::new(interrupts, PollFlags::IN),
-        // Asked for nothing, `poll` still tells that the reader has gone.
+        // Even without requested events, `poll` reports that the reader is gone.
         PollFd::new(&stdout, PollFlags::empty()),
     ];
     match poll(&mut fds, Some(&timespec(INTERVAL))) {

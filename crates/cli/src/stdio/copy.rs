@@ -1,5 +1,5 @@
-//! One direction of copying, driven by `poll`: never waits, keeps at most one
-//! buffer of bytes, loses and reorders nothing.
+//! Copies in one direction, driven by `poll`. It never waits, keeps at most one buffer of bytes, and
+//! neither loses nor reorders bytes.
 //!
 //! ```text
 //!            readable            moved, or source empty
@@ -9,10 +9,9 @@
 //!    '------- copy <------- Sink
 //! ```
 //!
-//! `splice` moves pages between pipes and files without copying them; where it
-//! cannot, bytes go through `pending`. A stream that has ended has closed the
-//! ends that were tare's own: the command sees end of file on its stdin, or
-//! SIGPIPE on its stdout, as if it were connected directly.
+//! `splice` moves pages between pipes and files without copying them. If it cannot, the bytes go
+//! through `pending`. When a stream ends, tare closes its own ends: the command sees end of file on
+//! its stdin, or SIGPIPE on its stdout, as if it were connected directly.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -22,23 +21,23 @@ use rustix::pipe::SpliceFlags;
 
 use crate::stdio::endpoint::{Endpoint, is_closed};
 
-/// A pipe's usual capacity: more never moves at once, until the pipe is widened.
+/// The usual capacity of a pipe. No more moves at once until the pipe is widened.
 const CHUNK_BYTES: usize = 64 << 10;
-/// What is read at first, until there is a buffer.
+/// How much the first read takes, before there is a buffer.
 const FIRST_BYTES: usize = 4 << 10;
-/// A stream that has moved so much gets a wide pipe: fewer, longer turns of the
-/// command, tare and the reader cost a quarter less. Not from the start, where it
-/// would cost every box that says hello.
+/// A stream that has moved this much gets a wider pipe. Fewer and longer turns of the command, tare
+/// and the reader then cost a quarter less. A wide pipe from the start would slow down boxes with
+/// little output.
 const WIDEN_AFTER_BYTES: usize = 1 << 20;
 const WIDE_BYTES: usize = 1 << 20;
-/// After so many chunks the other streams, events and signals get their turn.
+/// After this many chunks, other streams, events and signals get their turn.
 const ROUNDS_MAX: usize = 16;
 
 /// Where bytes go.
 #[derive(Debug)]
 pub enum Sink<'fd> {
     End(Endpoint<'fd>),
-    /// Kept for `--json`.
+    /// Bytes are kept for `--json`.
     Memory,
 }
 
@@ -72,18 +71,18 @@ struct Ends<'fd> {
 pub struct CopyStream<'fd> {
     ends: Result<Ends<'fd>, CopyEnd>,
     splices: bool,
-    /// Until the pipe is widened.
+    /// How many bytes may still move before the pipe is widened.
     narrow_bytes: usize,
     waiting: Waiting,
-    /// Read, not yet written; for a sink in memory, all there is.
+    /// Bytes that were read and not yet written. For a sink in memory, all bytes.
     pending: Vec<u8>,
     written: usize,
 }
 
 enum Step {
-    /// So many bytes.
+    /// This many bytes were moved.
     Moved(usize),
-    /// One of the ends was not ready; `splice` does not say which.
+    /// One of the two ends was not ready. `splice` does not say which.
     Blocked,
     Wait(Waiting),
     End(CopyEnd),
@@ -105,7 +104,7 @@ impl<'fd> CopyStream<'fd> {
         }
     }
 
-    /// What to poll for; `None` when the stream has ended.
+    /// Returns what to poll for; `None` when the stream has ended.
     pub fn interest(&self) -> Option<(BorrowedFd<'_>, PollFlags)> {
         let ends = self.ends.as_ref().ok()?;
         match (self.waiting, &ends.sink) {
@@ -122,20 +121,19 @@ impl<'fd> CopyStream<'fd> {
         self.ends.as_ref().err().copied()
     }
 
-    /// Ends the stream, closing what is tare's own.
+    /// Ends the stream and closes tare's own ends.
     pub fn stop(&mut self) {
         if self.ends.is_ok() {
             self.ends = Err(CopyEnd::Stopped);
         }
     }
 
-    /// What a sink in memory has kept.
+    /// Returns the bytes of a sink in memory.
     pub fn into_kept(self) -> Vec<u8> {
         self.pending
     }
 
-    /// Copies what can be copied; to be called after `poll` found what
-    /// [`Self::interest`] asked for.
+    /// Copies what can be copied. Call it after `poll` found what [`Self::interest`] asked for.
     pub fn advance(&mut self, budget: &mut OutputBudget) {
         let mut moved = false;
         for _ in 0..ROUNDS_MAX {
@@ -220,8 +218,8 @@ impl<'fd> CopyStream<'fd> {
     }
 }
 
-/// How much of a box's output is passed on, stdout and stderr together. What comes after the limit
-/// is dropped and counted.
+/// How much output of a box is passed on, stdout and stderr together. tare drops and counts the
+/// bytes beyond the limit.
 #[derive(Debug)]
 pub struct OutputBudget {
     room_bytes: u64,
@@ -233,12 +231,12 @@ impl OutputBudget {
         Self { room_bytes: limit_bytes, dropped_bytes: 0 }
     }
 
-    /// No limit: for input, of which nothing is kept.
+    /// No limit, for input.
     pub fn unlimited() -> Self {
         Self::new(u64::MAX)
     }
 
-    /// How many of at most `wanted` bytes may still pass.
+    /// Returns how many of `wanted` bytes may still pass.
     pub fn allow(&self, wanted: usize) -> usize {
         usize::try_from(self.room_bytes).map_or(wanted, |room| room.min(wanted))
     }
@@ -251,7 +249,7 @@ impl OutputBudget {
         self.dropped_bytes = self.dropped_bytes.saturating_add(bytes as u64);
     }
 
-    /// Whether the limit was passed; exactly reached is not passed.
+    /// Whether the output exceeded the limit.
     pub fn is_passed(&self) -> bool {
         self.dropped_bytes > 0
     }
@@ -261,7 +259,7 @@ impl OutputBudget {
     }
 }
 
-/// This pair of descriptors has to go through a buffer.
+/// `splice` does not work for this pair of descriptors: the bytes go through a buffer.
 struct CannotSplice;
 
 fn splice_chunk(
@@ -285,7 +283,7 @@ fn splice_chunk(
     }
 }
 
-/// Appends to `kept` what the source has, as far as the budget allows.
+/// Appends bytes of the source to `kept`, as many as the budget allows.
 fn read_chunk(
     source: &Endpoint<'_>,
     sink: Option<&Endpoint<'_>>,
@@ -293,7 +291,7 @@ fn read_chunk(
     budget: &mut OutputBudget,
 ) -> Step {
     let before = kept.len();
-    // Most have little to say, and every page of a buffer costs.
+    // Most commands write little, and every page of a buffer costs time.
     let most = if kept.capacity() == 0 { FIRST_BYTES } else { CHUNK_BYTES };
     kept.resize(before + budget.allow(most), 0);
     let result = source.read(&mut kept[before..]);
@@ -312,7 +310,7 @@ fn read_chunk(
     }
 }
 
-/// Past the limit: read, so that the command is not held up, and forgotten.
+/// Drops bytes beyond the limit. They are read, so that the command does not block.
 fn drop_chunk(source: &Endpoint<'_>, budget: &mut OutputBudget) -> Step {
     let mut buffer = vec![0; CHUNK_BYTES];
     match source.read(&mut buffer) {
@@ -345,8 +343,8 @@ fn write_pending(
     }
 }
 
-/// A source that cannot be read is at its end: EIO is how a terminal's master
-/// says that the other side is gone (pty(7)).
+/// A source that cannot be read is at its end. The master of a terminal reports with EIO that the
+/// other side is gone (pty(7)).
 fn source_error(errno: Errno) -> Step {
     match errno {
         Errno::AGAIN | Errno::INTR => Step::Wait(Waiting::Source),

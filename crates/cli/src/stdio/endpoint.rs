@@ -1,9 +1,8 @@
-//! The two ends of a stream: where bytes come from, where they go.
+//! One end of a stream: a descriptor, and whether it can block.
 //!
-//! The ends that tare made are its own, and non-blocking. The caller's are
-//! borrowed, and their flags are never changed: other programs share the open
-//! file behind them. So writing to one that could block happens only
-//! after `poll` said that it will not.
+//! Descriptors that tare made are non-blocking. Descriptors of the caller are borrowed, and tare
+//! never changes their flags, because other programs share the open files behind them. So tare
+//! writes to a descriptor that can block only after `poll` found it ready.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -12,11 +11,11 @@ use rustix::fs::{FileType, OFlags, major, minor};
 use rustix::io::{Errno, Result};
 use rustix::net::{RecvFlags, SendFlags};
 
-/// At most this much goes to a descriptor that may block, after `POLLOUT`: a
-/// pipe that is writable has room for `PIPE_BUF` bytes (pipe(7)).
+/// How much tare writes at once to a descriptor that may block. A pipe with `POLLOUT` has room for
+/// `PIPE_BUF` bytes (pipe(7)).
 const BLOCKING_WRITE_BYTES_MAX: usize = 4096;
 
-/// The number of `/dev/null` (null(4)), whatever its name.
+/// The device number of `/dev/null` (null(4)).
 const NULL_DEVICE: (u32, u32) = (1, 3);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +23,7 @@ enum Kind {
     Pipe,
     File,
     Socket,
-    /// `/dev/null`: takes everything at once, spliced without being looked at.
+    /// `/dev/null`: accepts everything at once.
     Null,
     /// Terminals and other devices.
     Device,
@@ -43,19 +42,19 @@ pub struct Endpoint<'fd> {
 }
 
 impl<'fd> Endpoint<'fd> {
-    /// An end that tare made itself.
+    /// Takes a descriptor that tare made.
     pub fn ours(fd: OwnedFd) -> Result<Self> {
         let flags = rustix::fs::fcntl_getfl(&fd)?;
         rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
         Ok(Self { kind: kind(fd.as_fd())?, descriptor: Descriptor::Ours(fd) })
     }
 
-    /// A descriptor that tare was started with.
+    /// Borrows a descriptor that tare was started with.
     pub fn callers(fd: BorrowedFd<'fd>) -> Result<Self> {
         Ok(Self { kind: kind(fd)?, descriptor: Descriptor::Callers(fd) })
     }
 
-    /// Whether a read or write returns rather than waits for another process.
+    /// Whether reads and writes return without waiting for another process.
     pub fn never_waits(&self) -> bool {
         match (&self.descriptor, self.kind) {
             (Descriptor::Ours(_), _) | (_, Kind::File | Kind::Socket | Kind::Null) => true,
@@ -63,8 +62,8 @@ impl<'fd> Endpoint<'fd> {
         }
     }
 
-    /// splice(2) needs a pipe on one side. Other devices and sockets are kept
-    /// out: they may block in it whatever the flags say.
+    /// Whether splice(2) works: it needs a pipe on one side. Devices and sockets are excluded,
+    /// because they may block in splice despite its flags.
     pub fn can_splice_to(&self, sink: &Endpoint<'_>) -> bool {
         matches!(
             (self.kind, sink.kind),
@@ -72,8 +71,8 @@ impl<'fd> Endpoint<'fd> {
         )
     }
 
-    /// Makes room for `bytes` at once in a pipe of tare's own. A user has only so
-    /// much of that (`pipe-user-pages-soft`, pipe(7)); the pipe then stays as it is.
+    /// Gives a pipe of tare's own room for `bytes`. If the user's limit is reached
+    /// (`pipe-user-pages-soft`, pipe(7)), the pipe stays as it is.
     pub fn widen(&self, bytes: usize) {
         if let (Descriptor::Ours(fd), Kind::Pipe) = (&self.descriptor, self.kind) {
             let _ = rustix::pipe::fcntl_setpipe_size(fd, bytes);
@@ -93,8 +92,8 @@ impl<'fd> Endpoint<'fd> {
         }
     }
 
-    /// Writes as much as goes without waiting, provided that the end was found ready
-    /// where [`Self::never_waits`] is false.
+    /// Writes as much as possible without waiting. If [`Self::never_waits`] is false, `poll` must have
+    /// found the descriptor ready.
     pub fn write(&self, bytes: &[u8]) -> Result<usize> {
         let safe = if self.never_waits() {
             bytes
@@ -119,12 +118,12 @@ impl AsFd for Endpoint<'_> {
     }
 }
 
-/// Whether the other side went away, as opposed to something being wrong.
+/// Whether an error means that the other side has closed the connection.
 pub fn is_closed(errno: Errno) -> bool {
     matches!(errno, Errno::PIPE | Errno::CONNRESET)
 }
 
-/// Whether a descriptor is a terminal that is gone.
+/// Whether a descriptor is a terminal that has hung up.
 pub fn is_hung_up(fd: BorrowedFd<'_>) -> bool {
     matches!(kind(fd), Ok(Kind::Device)) && polled(fd, PollFlags::empty()).contains(PollFlags::HUP)
 }

@@ -1,4 +1,4 @@
-//! Bytes that are not yet written: one portion, written as far as that goes without waiting.
+//! Writes portions of bytes without waiting, and keeps the rest of a portion.
 
 use std::os::fd::{AsFd, BorrowedFd};
 

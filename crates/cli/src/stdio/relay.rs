@@ -1,7 +1,7 @@
 //! One loop between a session and the user: output, input, signals, events.
 //!
-//! No threads, one `poll`, and nothing in the loop that waits for another process. A session ends
-//! before the rest of its output is read.
+//! The loop has no threads, waits only in `poll`, and never waits for a single process. It ends the
+//! session before it reads the rest of the output.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,15 +20,15 @@ use crate::stdio::signals::{SignalAction, action_for, asked_to_stop, asks_to_sto
 use crate::stdio::terminal::{RawMode, pass_window};
 
 const SIGKILL: i32 = Signal::KILL.as_raw();
-/// How long a pipe of a box that has ended may stay silent without being at
-/// its end. Every writer is dead by then; this bounds what cannot happen.
+/// How long tare waits for the end of a pipe after the box has ended. Every writer is dead by then,
+/// so this only bounds what should not happen.
 const DRAIN_SILENCE: Duration = Duration::from_secs(3);
-/// What may be left in two pipes, each of the largest size that an unprivileged
-/// user can give one (pipe(7)).
+/// The most that two pipes can contain. Each has the largest size that an unprivileged user can set
+/// (pipe(7)).
 const LAST_BYTES_MAX: u64 = 2 << 20;
 /// How long a command may run on after the user's terminal has hung up, as with `tare stop`.
 const HANGUP_GRACE: Duration = Duration::from_secs(10);
-/// The silence after the second signal of the user: only what is there at once is read.
+/// The same after the user's second signal: tare reads only what is in the pipes already.
 const HASTY_SILENCE: Duration = Duration::from_millis(50);
 
 /// Where the command's output goes.
@@ -36,7 +36,7 @@ const HASTY_SILENCE: Duration = Duration::from_millis(50);
 pub enum Output {
     /// To the caller's descriptors 1 and 2.
     Pass,
-    /// Kept until the end (`--json`).
+    /// Into memory, until the end (`--json`).
     Keep,
 }
 
@@ -61,7 +61,7 @@ impl Caller<'static> {
     }
 }
 
-/// Where the output goes, and how much of it.
+/// Where the output goes, and how much of it is passed on.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
     pub output: Output,
@@ -75,25 +75,25 @@ pub struct Settings {
 pub enum Writers {
     /// None: the box has ended with the command.
     Dead,
-    /// What it left in the background. The command's own output is in the pipes
-    /// by then; tare does not wait for theirs.
+    /// Background processes of the command. The command's own output is in the pipes by then, and
+    /// tare does not wait for the output of the others.
     MayLive,
 }
 
-/// A session that has ended.
+/// The result of a session that has ended.
 #[derive(Debug)]
 pub struct Relayed {
-    /// Why the command could not be started, or tare could not stay with it.
+    /// An error if the command could not be started, or if the loop failed.
     pub result: Result<(), Error>,
     pub end: End,
-    /// Why the box may not be gone.
+    /// An error if a part of the box may be left.
     pub ending: Result<(), Error>,
     pub relay: Relay<'static>,
     /// When the loop ended.
     pub ended_at: Instant,
 }
 
-/// Stays with the session until its end, ends it, and passes on the rest.
+/// Relays until the session ends, ends it, and passes on the rest of the output.
 pub fn relay(
     mut session: Session,
     settings: Settings,
@@ -111,8 +111,8 @@ pub fn relay(
     let result = relay.until_end(&mut session, signals);
     let ended_at = Instant::now();
     let seen = session.seen_end();
-    // Before the rest of the output: however slowly that is read, the command
-    // is gone, and with it every writer of its pipes.
+    // This comes before the rest of the output: even if the user reads slowly, the command and
+    // every other writer of its pipes are gone.
     let (end, ending) = match session.end() {
         Ok(end) => (end, Ok(())),
         Err(error) => (seen, Err(error)),
@@ -135,7 +135,7 @@ pub struct Relay<'fd> {
     writers: Writers,
     /// The first signal that asked the command to stop.
     asked: Option<i32>,
-    /// The user's terminal has hung up: a command that still runs then is killed.
+    /// The user's terminal has hung up: a command that still runs at this time is killed.
     kill_at: Option<Instant>,
     terminal: Option<(OwnedFd, RawMode<'fd>)>,
 }
@@ -171,8 +171,8 @@ impl<'fd> Relay<'fd> {
         Ok(())
     }
 
-    /// Passes on what is left in the pipes of a box that has ended. Waits for a
-    /// slow reader; one more signal stops that.
+    /// Passes on the rest of the output of a box that has ended. Waits for a slow reader; another
+    /// signal ends the wait.
     pub fn drain(&mut self, hasty: bool, signals: &SignalFd) -> io::Result<()> {
         self.stdin = None;
         if self.writers == Writers::MayLive {
@@ -191,7 +191,7 @@ impl<'fd> Relay<'fd> {
         Ok(())
     }
 
-    /// How long silence lasts that is taken for the end.
+    /// How long a silent pipe is waited for.
     fn silence(&self, hasty: bool) -> Duration {
         let waits_for_writers = outputs_waiting_for(&self.outputs, Waiting::Source);
         match (hasty, self.writers) {
@@ -201,12 +201,12 @@ impl<'fd> Relay<'fd> {
         }
     }
 
-    /// Output beyond the limit comes from processes that outlive the command.
+    /// Whether the output reached the limit: more comes from processes that outlive the command.
     fn has_drained_enough(&self) -> bool {
         self.writers == Writers::MayLive && self.budget.is_passed()
     }
 
-    /// The terminal is the caller's own again.
+    /// Gives the terminal back to the caller.
     pub fn leave_terminal(&mut self) {
         self.terminal = None;
     }
@@ -215,7 +215,7 @@ impl<'fd> Relay<'fd> {
         &self.budget
     }
 
-    /// Why output could not be passed on, unless its reader closed it.
+    /// Returns why output could not be passed on. A reader that closed the pipe is not an error.
     pub fn output_failure(&self) -> Option<Error> {
         let failure = |stream: &CopyStream<'_>| match stream.ended() {
             Some(CopyEnd::SinkFailed(errno)) => Some(errno),
@@ -226,7 +226,7 @@ impl<'fd> Relay<'fd> {
         failed.context(|| "cannot pass on the command's output".to_owned()).err()
     }
 
-    /// What was kept of stdout and stderr.
+    /// Returns the kept stdout and stderr.
     pub fn into_kept(self) -> [Vec<u8>; 2] {
         self.outputs.map(|stream| stream.map_or_else(Vec::new, CopyStream::into_kept))
     }
@@ -271,7 +271,7 @@ impl<'fd> Relay<'fd> {
                     if signal == Signal::HUP.as_raw() && self.has_hung_up() {
                         self.kill_at = Some(Instant::now() + HANGUP_GRACE);
                     }
-                    // A box that does not take the signal has ended; its event follows.
+                    // If the signal cannot be sent, the box has ended and its event follows.
                     let _ = session.signal(signal);
                 }
                 SignalAction::EndSession => {
@@ -296,7 +296,7 @@ impl<'fd> Relay<'fd> {
         Ok(false)
     }
 
-    /// Whether a terminal of the user is gone, so that no second signal can come from it.
+    /// Whether a terminal of the user is gone. Then no second signal can come from it.
     fn has_hung_up(&self) -> bool {
         [self.caller.stdin, self.caller.stdout, self.caller.stderr].into_iter().any(is_hung_up)
     }
@@ -312,7 +312,7 @@ impl<'fd> Relay<'fd> {
         Ok(())
     }
 
-    /// A window that cannot be passed on is no reason to end anything.
+    /// Failing to pass on the window size ends nothing.
     fn resize(&self) {
         if let Some((master, _)) = &self.terminal {
             let _ = pass_window(self.caller.stdin, master);
@@ -365,7 +365,7 @@ fn attached<T>(done: io::Result<T>) -> Result<T, Error> {
     done.context(|| "cannot stay attached to the box".to_owned())
 }
 
-/// The end by the user's second signal.
+/// The end of a session that the user's signal killed.
 fn killed_at(signal: i32) -> End {
     End { wait_status: signal, ..End::killed(Cause::Killed) }
 }
@@ -408,7 +408,7 @@ fn outputs_waiting_for(outputs: &[Option<CopyStream<'_>>], side: Waiting) -> boo
     open.any(|stream| stream.waiting() == side)
 }
 
-/// Stops streams whose source stayed silent; all of them in haste.
+/// Stops streams whose source is silent, or all of them if `hasty`.
 fn give_up(outputs: &mut [Option<CopyStream<'_>>], hasty: bool) {
     for stream in outputs.iter_mut().flatten() {
         if hasty || stream.waiting() == Waiting::Source {

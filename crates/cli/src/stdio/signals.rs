@@ -1,4 +1,4 @@
-//! What a signal to tare means for its box.
+//! Which signals tare takes over, and what each means for the box.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use tare_engine::{Context as _, Error};
 use tare_kernel::signals::SignalFd;
 
-/// What tare takes over from its own process while a box is attached.
+/// The signals that tare takes over while a box is attached.
 const SIGNALS: [Signal; 7] = [
     Signal::INT,
     Signal::TERM,
@@ -20,12 +20,14 @@ const SIGNALS: [Signal; 7] = [
 /// The signals that ask tare to stop.
 const ASKING: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
 
-/// Readable as soon as a signal asks tare to stop. Only [`take_over`]'s descriptor is read.
+/// Returns a descriptor that is readable as soon as a signal asks tare to stop. Read the signals
+/// only from the descriptor of [`take_over`].
 pub fn stop_requested() -> Result<SignalFd, Error> {
     SignalFd::open(&ASKING.map(Signal::as_raw)).context(|| "cannot watch signals".to_owned())
 }
 
-/// Before there is anything that a signal could end tare without.
+/// Blocks these signals and returns a descriptor to read them from. Call it before there is a box:
+/// afterwards no signal can end tare and leave the box.
 pub fn take_over() -> Result<SignalFd, Error> {
     SignalFd::open(&SIGNALS.map(Signal::as_raw)).context(|| "cannot take over signals".to_owned())
 }
@@ -38,8 +40,8 @@ pub enum SignalAction {
     Resize,
 }
 
-/// The first signal that asks to stop goes to the command, the next one ends
-/// the box; what only informs always goes to the command.
+/// The first signal that asks to stop goes to the command, and the next one ends the session.
+/// Signals that only inform always go to the command.
 pub fn action_for(signal: i32, asked: Option<i32>) -> SignalAction {
     match Signal::from_named_raw(signal) {
         Some(Signal::WINCH) => SignalAction::Resize,
@@ -49,12 +51,12 @@ pub fn action_for(signal: i32, asked: Option<i32>) -> SignalAction {
     }
 }
 
-/// Whether it asks to stop, as opposed to telling something.
+/// Whether a signal asks to stop. The others only inform.
 pub fn asks_to_stop(signal: i32) -> bool {
     !matches!(Signal::from_named_raw(signal), Some(Signal::WINCH | Signal::USR1 | Signal::USR2))
 }
 
-/// The first of the signals that have come that asks to stop.
+/// Reads all pending signals, up to the first one that asks to stop.
 pub fn asked_to_stop(signals: &SignalFd) -> io::Result<Option<i32>> {
     while let Some(signal) = signals.next()? {
         if asks_to_stop(signal) {

@@ -1,4 +1,4 @@
-//! The caller's terminal: raw while a box has one of its own, and its size.
+//! The caller's terminal: its raw mode while a box has its own terminal, and its size.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -12,7 +12,7 @@ use tare_engine::{Context as _, Error};
 /// Rows and columns of a terminal that does not know its size.
 pub const WINDOW_DEFAULT: (u16, u16) = (24, 80);
 
-/// The caller's terminal in raw mode; as it was again when this is dropped.
+/// The caller's terminal in raw mode. Dropping this restores its former mode.
 #[derive(Debug)]
 pub struct RawMode<'fd> {
     terminal: BorrowedFd<'fd>,

@@ -35,7 +35,7 @@ fn directories(root: &Path) -> Vec<PathBuf> {
         if is_of_tare(below) {
             found.push(directory.clone());
         }
-        // A cgroup may go while we look; then it is not there.
+        // A cgroup may disappear while it is read. Then it does not count.
         for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
             if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                 pending.push(entry.path());

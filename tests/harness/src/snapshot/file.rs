@@ -21,7 +21,7 @@ fn temporary() -> Vec<PathBuf> {
     of_tare.map(|entry| entry.path()).collect()
 }
 
-/// The path itself and all below it, symbolic links not followed.
+/// The path and everything below it. Symbolic links are not followed.
 fn paths(root: &Path) -> Vec<String> {
     let mut found = Vec::new();
     let mut pending = vec![root.to_owned()];

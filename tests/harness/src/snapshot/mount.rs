@@ -20,8 +20,8 @@ pub fn mounts() -> Vec<Mount> {
     mountinfo().lines().filter_map(parse).collect()
 }
 
-/// Where cgroup version 2 is mounted, and which of its cgroups is seen there: the
-/// topmost mount counts, and in a container it need not be the root.
+/// Where cgroup v2 is mounted, and which cgroup is visible there. The topmost mount counts. In a
+/// container, the cgroup need not be the root.
 pub fn unified_hierarchy() -> Option<(String, String)> {
     let mounts = mountinfo();
     let unified = mounts.lines().rfind(|line| line.contains(" - cgroup2 "))?;

@@ -1,4 +1,4 @@
-//! What the caller types or pipes in, on its way to the box.
+//! Passes the caller's input to the box.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -10,7 +10,7 @@ use tare_engine::{Context as _, Error};
 use crate::commands::attach::keys::{Keys, Typed};
 use crate::stdio::{Endpoint, PendingWriter, RawMode, pass_window};
 
-/// What is read at a time.
+/// How much is read at once.
 const PORTION_BYTES: usize = 4096;
 
 pub struct Input<'fd> {
@@ -19,13 +19,13 @@ pub struct Input<'fd> {
     terminal: Option<Terminal<'fd>>,
 }
 
-/// A terminal of the box that is used from one of the caller's.
+/// The box has a terminal, and so does the caller.
 struct Terminal<'fd> {
     keys: Keys,
     _raw: RawMode<'fd>,
 }
 
-/// What comes after a step.
+/// What follows after a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     More,
@@ -59,14 +59,14 @@ impl<'fd> Input<'fd> {
         Ok(input)
     }
 
-    /// A window that cannot be passed on is no reason to end anything.
+    /// Failing to pass on the window size ends nothing.
     pub fn resize(&self) {
         if self.terminal.is_some() {
             let _ = pass_window(self.source.as_fd(), self.sink.as_fd());
         }
     }
 
-    /// What to poll for.
+    /// Returns what to poll for.
     pub fn interest(&self) -> (BorrowedFd<'_>, PollFlags) {
         match self.sink.waits_for() {
             Some(fd) => (fd, PollFlags::OUT),
@@ -74,7 +74,7 @@ impl<'fd> Input<'fd> {
         }
     }
 
-    /// To be called after `poll` found what [`Self::interest`] asked for.
+    /// Passes on a portion. Call it after `poll` found what [`Self::interest`] asked for.
     pub fn advance(&mut self) -> Step {
         if self.sink.waits_for().is_some() {
             return after(self.sink.advance());
@@ -95,7 +95,7 @@ impl<'fd> Input<'fd> {
     }
 }
 
-/// A box that does not take its input is not a failure of tare.
+/// If the box does not read its input, the input is over. That is not an error.
 fn after(put: Result<(), Errno>) -> Step {
     if put.is_ok() { Step::More } else { Step::Over }
 }

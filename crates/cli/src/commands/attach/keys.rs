@@ -3,7 +3,7 @@
 const FIRST: u8 = 0x10;
 const SECOND: u8 = 0x11;
 
-/// What was typed, looked through for the keys that leave.
+/// Input of the user, in which the keys that leave are searched for.
 #[derive(Debug, Default)]
 pub struct Keys {
     /// The first key was typed, and waits for what follows it.
@@ -17,8 +17,8 @@ pub enum Typed {
 }
 
 impl Keys {
-    /// What of the bytes is for the box. A first key without the second is, too,
-    /// as soon as that is known.
+    /// Returns the bytes for the box. If the second key does not follow the first one, the first one
+    /// goes to the box too.
     pub fn pass(&mut self, bytes: &[u8]) -> Typed {
         let mut passed = Vec::with_capacity(bytes.len() + 1);
         for byte in bytes {

@@ -52,7 +52,7 @@ fn attach(engine: &Engine, id: &BoxId, reference: &str, taken: &SignalFd) -> Res
     let tell = |signal| engine.signal(id, signal);
     let mut wire = AttachLoop::new(engine.attach(id)?, Caller::of_this_process(), &tell)?;
     let left = wire.until_end(taken)?;
-    // The terminal is the caller's own again.
+    // Gives the terminal back to the caller.
     drop(wire);
     match left {
         AttachEnd::Ended => Ok(engine.await_end(&end)?.code()),

@@ -1,7 +1,6 @@
 //! One loop between the log of a box and its caller: output, input, signals.
 //!
-//! One `poll`, and nothing in the loop waits for another process; the caller's
-//! descriptors stay as they are, as in `relay`.
+//! The loop waits only in `poll`, and never changes the flags of the caller's descriptors.
 
 use std::os::fd::AsFd;
 
@@ -21,17 +20,17 @@ use crate::stdio::{
     Caller, Endpoint, PendingWriter, SignalAction, action_for, asks_to_stop, is_closed,
 };
 
-/// After so many records input and signals get their turn.
+/// After this many records, input and signals get their turn.
 const RECORDS_MAX: usize = 64;
 
 /// Why the loop ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttachEnd {
-    /// The box did, and all of its output was passed on.
+    /// The box has ended, and all of its output was passed on.
     Ended,
-    /// The caller left with the keys, a hangup, or by no longer reading.
+    /// The caller typed the keys that leave, its terminal hung up, or it closed stdout.
     Detached,
-    /// The caller asked a second time to stop, with this signal.
+    /// The caller sent a second signal that asks to stop.
     Interrupted(i32),
 }
 
@@ -52,11 +51,11 @@ pub struct AttachLoop<'a> {
 
 /// How far the log was passed on.
 enum Passed {
-    /// All that is there.
+    /// The whole log.
     All,
-    /// There is more.
+    /// A part; there is more.
     Some,
-    /// There is more, once the reader has made room.
+    /// A part; the rest waits for the reader.
     Blocked,
     /// The reader is gone.
     Gone,
@@ -96,7 +95,7 @@ impl<'a> AttachLoop<'a> {
         })
     }
 
-    /// Passes on until the box has ended or the caller leaves it.
+    /// Runs until the box has ended or the caller leaves it.
     pub fn until_end(&mut self, signals: &SignalFd) -> Result<AttachEnd, Error> {
         let mut ended = self.keeper.is_none();
         loop {
@@ -153,7 +152,7 @@ impl<'a> AttachLoop<'a> {
         let mut asked = vec![
             (readable(signals.as_fd()), Ready::Signal),
             (readable(self.watch.as_fd()), Ready::Log),
-            // Only for what poll always reports: that the reading end is closed.
+            // Requests no event: poll(2) always reports that the reader has closed the pipe.
             (PollFd::from_borrowed_fd(self.caller.stdout, PollFlags::empty()), Ready::ReaderGone),
         ];
         if let (Some(keeper), false) = (&self.keeper, ended) {
@@ -197,7 +196,7 @@ impl<'a> AttachLoop<'a> {
         };
         match input.advance() {
             Step::More => {}
-            // The box sees the end of it; or it no longer reads.
+            // Closes the input of the box.
             Step::Over => self.input = None,
             Step::Leave => return Ok(Some(AttachEnd::Detached)),
         }
@@ -217,7 +216,7 @@ impl<'a> AttachLoop<'a> {
 
     fn take_signal(&mut self, signal: i32) -> Option<AttachEnd> {
         if signal == Signal::HUP.as_raw() {
-            // The caller's terminal is gone, which is not the box's affair.
+            // The caller's terminal has hung up. The box keeps running.
             return Some(AttachEnd::Detached);
         }
         match action_for(signal, self.asked) {
@@ -226,7 +225,7 @@ impl<'a> AttachLoop<'a> {
                 if asks_to_stop(signal) {
                     self.asked = Some(signal);
                 }
-                // A box that does not take the signal has ended, which follows.
+                // If the signal cannot be sent, the box has ended and its event follows.
                 let _ = (self.tell)(signal);
             }
             SignalAction::EndSession => return Some(AttachEnd::Interrupted(signal)),
@@ -248,7 +247,7 @@ fn index(stream: Stream) -> usize {
     }
 }
 
-/// The ring turned faster than the caller reads, or its disk is full.
+/// Prints how much output is lost: the box wrote faster than the caller read, or the disk was full.
 fn say_missed(missed_bytes: u64) {
     if missed_bytes > 0 {
         let missed = quantity::show_bytes(missed_bytes);
@@ -256,7 +255,7 @@ fn say_missed(missed_bytes: u64) {
     }
 }
 
-/// Whether the reader of our output is gone, which is not an error.
+/// Whether the reader of our output is gone. That is not an error.
 fn is_gone(written: Result<(), Errno>) -> Result<bool, Error> {
     match written {
         Ok(()) => Ok(false),

@@ -1,4 +1,4 @@
-//! The host's side of a copy: files that are packed, and where others go.
+//! The host's side of a copy: packs files of the host, and unpacks files of a box.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -15,12 +15,12 @@ use tare_kernel::step::step;
 
 use crate::commands::cp::target::{self, CopySource, CopyTarget};
 
-/// Something of the host, held by its directory.
+/// A file or directory of the host, by its open parent directory.
 #[derive(Debug)]
 pub struct Source<'a> {
     path: &'a Path,
     directory: OwnedFd,
-    /// What it is called in there; `.` for the directory itself.
+    /// Its name in that directory; `.` is the directory itself.
     entry: &'a OsStr,
     is_directory: bool,
 }
@@ -31,7 +31,7 @@ impl<'a> Source<'a> {
             let message = format!("cannot read {}", quoted(path));
             Error::bad_request(message).caused_by(error)
         };
-        // With a slash behind it a symlink means the directory it leads to.
+        // A symlink with a slash behind it means the directory that it leads to.
         let is_itself = target::name(path).is_none() || target::ends_with_slash(path);
         let (directory, entry) = match path.file_name() {
             Some(name) if !is_itself => (parent(path), name),
@@ -55,14 +55,14 @@ impl<'a> Source<'a> {
         CopySource::new(target::name(self.path), self.is_directory)
     }
 
-    /// Into an archive, in which it is called `name`.
+    /// Packs it into an archive under `name`.
     pub fn pack(&self, stream: &mut File, name: &OsStr) -> Result<(), tare_archive::Error> {
         let (entry, name) = (self.entry.as_bytes(), name.as_bytes());
         tare_archive::pack(stream, self.directory.as_fd(), entry, name)
     }
 }
 
-/// A path of the host that something is copied to.
+/// The destination of a copy on the host.
 #[derive(Debug)]
 pub struct Destination<'a> {
     path: &'a Path,
@@ -90,8 +90,7 @@ impl<'a> Destination<'a> {
         self.found
     }
 
-    /// Takes an archive apart. Nothing in it can get another name than the one
-    /// that was asked for.
+    /// Unpacks an archive. No entry of it can get a name other than the requested one.
     pub fn unpack(&self, stream: &mut File, landing: &CopyTarget) -> Result<Unpacked, Error> {
         if let CopyTarget::Make { .. } = landing {
             let made = step("directory for a copy made", || fs::create_dir(self.path));
@@ -110,14 +109,14 @@ impl<'a> Destination<'a> {
     }
 }
 
-/// What came of the stream, as opposed to the place it was to go to.
+/// What happened to the stream, as opposed to the files.
 type Unpacked = Result<(), tare_archive::Error>;
 
 fn only<'a>(name: &'a OsStr, becomes: &'a OsStr) -> Top<'a> {
     Top::Only { name: name.as_bytes(), becomes: becomes.as_bytes() }
 }
 
-/// The directory that a path is in.
+/// The directory that contains a path.
 fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if parent != Path::new("") => parent,

@@ -5,8 +5,8 @@
 //! out    box: pack  ──▶ stream ──▶ host: unpack
 //! ```
 //!
-//! Each side touches its own files only. What comes out of a box is hostile, and
-//! is unpacked under the one name that was asked for.
+//! Each side touches only its own files. A stream out of a box may be hostile, so tare unpacks it only
+//! under the name that the user gave.
 
 use std::error::Error as StdError;
 use std::ffi::OsString;
@@ -68,7 +68,7 @@ fn place() -> impl TypedValueParser<Value = CopyPath> {
 
 pub fn run(args: &CpArgs, context: &Context) -> Result<u8, Error> {
     signals::fail_past_file_limit();
-    // What is wrong on the host's side is found before the box is asked.
+    // Check the host's side before asking the box.
     match (&args.source, &args.destination) {
         (CopyPath::Host(source), CopyPath::Box { reference, path }) => {
             let source = Source::open(source)?;
@@ -161,7 +161,7 @@ fn stream_out(copying: Copy) -> Result<(), Error> {
         Ok(io::copy(&mut from, &mut to))
     })?;
     match copied {
-        // A reader that closes the pipe early has what it wants.
+        // A reader may close the pipe early. That is not an error.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         copied => both_sides(copied.map(drop), copying, || {
             "cannot copy the stream out of the box".to_owned()
@@ -180,8 +180,8 @@ fn refuse_terminal() -> Result<(), Error> {
     }
 }
 
-/// What failed: where one side only saw that the other one had stopped, the
-/// other one says why.
+/// Picks the error to report. If one side only noticed that the other one had stopped, the error of
+/// the other side says why.
 fn both_sides<E: StdError + Send + Sync + 'static>(
     ours: Result<(), E>,
     copying: Copy,
@@ -198,7 +198,7 @@ fn both_sides<E: StdError + Send + Sync + 'static>(
     }
 }
 
-/// The stream was closed by the other side, or ended too early.
+/// Whether the other side closed the stream, or ended it too early.
 fn is_consequence(error: &(dyn StdError + 'static)) -> bool {
     let is_cut = archive_kind(error) == Some(ErrorKind::Malformed);
     let cause = error.source().unwrap_or(error);
@@ -210,13 +210,13 @@ fn archive_kind(error: &(dyn StdError + 'static)) -> Option<ErrorKind> {
     error.downcast_ref().map(tare_archive::Error::kind)
 }
 
-/// The box's end, to be closed before [`Copy::finish`].
+/// Takes the box's end of the stream. Close it before [`Copy::finish`].
 fn stream_of(copying: &Copy) -> Result<File, Error> {
     let stream = copying.stream.try_clone();
     stream.map(File::from).context(|| "cannot use the stream of the box".to_owned())
 }
 
-/// Without the buffer and the lines of `std::io::stdout`.
+/// stdout without the line buffer of `std::io::stdout`.
 fn caller_file(fd: BorrowedFd<'_>) -> Result<File, Error> {
     let owned = fd.try_clone_to_owned();
     owned.map(File::from).context(|| "cannot use the caller's streams".to_owned())

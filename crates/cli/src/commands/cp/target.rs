@@ -66,14 +66,14 @@ fn position_of_colon(bytes: &[u8]) -> Option<usize> {
     bytes.iter().position(|byte| *byte == b':')
 }
 
-/// The length of NAME in what follows `KEY:`, if that is `NAME:/...`.
+/// The length of NAME after `KEY:`, if the text there is `NAME:/...`.
 fn name_after(rest: &[u8]) -> Option<usize> {
     let length = position_of_colon(rest)?;
     let is_name = length > 0 && !rest[..length].contains(&b'/');
     (is_name && rest[length + 1..].starts_with(b"/")).then_some(length)
 }
 
-/// The thing that is copied.
+/// What is copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CopySource<'a> {
     /// Anything that is not a directory.
@@ -150,7 +150,7 @@ fn renamed(subject: CopySource<'_>, becomes: &OsStr) -> CopyTarget {
 /// The last component of a path; `None` if that is not a name.
 pub fn name(path: &Path) -> Option<&OsStr> {
     let bytes = path.as_os_str().as_bytes();
-    // `Path` itself would not see the dot in `a/.`.
+    // `Path` ignores the dot in `a/.`.
     if bytes == b"." || bytes.ends_with(b"/.") { None } else { path.file_name() }
 }
 

@@ -1,7 +1,7 @@
-//! `tare logs`: what a detached box has written, and with `-f` what it writes.
+//! `tare logs`: prints the output of a detached box, and follows it with `-f`.
 //!
-//! Reads the log without asking the keeper, so a box that is paused, busy or
-//! dead shows it as well as any other, and no reader can hold a box up.
+//! It reads the log without asking the keeper. So it works for a box that is paused, busy or dead,
+//! and no reader can block a box.
 
 use std::os::fd::BorrowedFd;
 
@@ -92,7 +92,7 @@ pub fn run(args: &LogsArgs, context: &Context) -> Result<u8, Error> {
     }
 }
 
-/// Why not everything was shown.
+/// Why the output ended early.
 #[derive(Debug)]
 enum Stop {
     Failed(Error),
@@ -115,7 +115,7 @@ impl From<Errno> for Stop {
     }
 }
 
-/// `10m` ago, or a moment as such.
+/// Parses `10m` (ago) or an absolute time.
 fn time_or_ago(text: &str) -> Result<Timestamp, Error> {
     if let Ok(ago) = quantity::duration(text) {
         return Ok(Timestamp::now().before(ago));
@@ -127,15 +127,15 @@ fn time_or_ago(text: &str) -> Result<Timestamp, Error> {
     })
 }
 
-/// Shows what is there now.
+/// Prints the log up to now.
 fn show(logs: &mut Logs, printer: &mut Printer<'_>) -> Result<(), Stop> {
     logs.stop_here()?;
     show_more(logs, printer)
 }
 
-/// Shows everything until the keeper is dead, which alone writes the log.
+/// Prints the log until the keeper, its only writer, is dead.
 fn follow(logs: &mut Logs, keeper: &Process, printer: &mut Printer<'_>) -> Result<(), Stop> {
-    // Before the first look, so that nothing falls between the two.
+    // Watch before the first read, so that no record is missed between the two.
     let watch = logs.watch()?;
     loop {
         show_more(logs, printer)?;
@@ -177,7 +177,7 @@ fn gap(missed_bytes: u64) -> String {
     format!("{missed_bytes} bytes of the output are missing here: the log has no room for them")
 }
 
-/// What ended a wait.
+/// Why a wait ended.
 enum Woken {
     Written,
     Ended,
@@ -188,7 +188,7 @@ fn wait(watch: &Watch, keeper: &Process, stdout: BorrowedFd<'_>) -> Result<Woken
     let mut fds = [
         PollFd::new(watch, PollFlags::IN),
         PollFd::new(keeper, PollFlags::IN),
-        // Only for what poll always reports: that the reading end is closed (poll(2)).
+        // Requests no event: poll(2) always reports that the reader has closed the pipe.
         PollFd::from_borrowed_fd(stdout, PollFlags::empty()),
     ];
     rustix::io::retry_on_intr(|| poll(&mut fds, None))?;

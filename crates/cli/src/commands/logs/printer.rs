@@ -1,8 +1,7 @@
-//! Records to descriptors: each stream to its own, in the order of the log, with
-//! or without the time before each line.
+//! Writes records of a log to stdout and stderr, in the order of the log, with or without the time
+//! before each line.
 //!
-//! Records of one stream are gathered and written at once; what the other stream
-//! says in between comes in between.
+//! Consecutive records of one stream are collected and written together.
 
 use std::os::fd::BorrowedFd;
 
@@ -14,17 +13,17 @@ use tare_engine::logs::{Record, Stream};
 use crate::commands::logs::visible::ControlEscaper;
 use crate::stdio::Caller;
 
-/// Enough to make the calls cheap.
+/// Large enough that the system calls cost little.
 const GATHERED_BYTES_MAX: usize = 64 << 10;
 
-/// What stands before each line.
+/// What is printed before each line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Prefix {
     None,
     Time,
 }
 
-/// What becomes of characters that could move a cursor.
+/// How control characters, which could move the cursor, are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Controls {
     VisibleOnTerminals,
@@ -35,7 +34,7 @@ pub enum Controls {
 pub struct Printer<'fd> {
     stdout: LineWriter<'fd>,
     stderr: LineWriter<'fd>,
-    /// The stream that was printed last: only its outlet has something gathered.
+    /// The stream that was printed last. Only its writer has collected bytes.
     latest: Stream,
     prefix: Prefix,
 }
@@ -75,7 +74,7 @@ impl<'fd> Printer<'fd> {
         }
     }
 
-    /// Writes all that was printed.
+    /// Writes all collected bytes.
     pub fn flush(&mut self) -> Result<(), Errno> {
         self.latest_writer().flush()
     }
@@ -88,7 +87,7 @@ impl<'fd> Printer<'fd> {
     }
 }
 
-/// One stream's way out.
+/// Writes the lines of one stream.
 #[derive(Debug)]
 struct LineWriter<'fd> {
     fd: BorrowedFd<'fd>,
@@ -111,7 +110,7 @@ impl<'fd> LineWriter<'fd> {
         }
     }
 
-    /// A line, or a part of one.
+    /// Adds a line, or a part of one.
     fn add(&mut self, line: &[u8]) {
         self.at_line_start = line.ends_with(b"\n");
         match &mut self.visible {
@@ -127,7 +126,7 @@ impl<'fd> LineWriter<'fd> {
     }
 }
 
-/// Waits for the reader, however slow: no other process waits for tare.
+/// Writes all bytes and waits for a slow reader. No other process waits for tare meanwhile.
 fn write_all(fd: BorrowedFd<'_>, mut bytes: &[u8]) -> Result<(), Errno> {
     while !bytes.is_empty() {
         match write(fd, bytes) {

@@ -1,24 +1,23 @@
-//! Control characters made visible, so that what a box wrote an hour ago cannot
-//! move the cursor, set the title or answer for the user now.
+//! Shows control characters as text, so that the output of a box cannot move the cursor, set the
+//! title or type for the user.
 //!
-//! Lines and tabs stay what they are. The rest is shown as `cat -v` would: `^[`
-//! for an escape, `^?` for a delete; those of the second row as `\x9b`.
+//! Line breaks and tabs stay. Other control characters look as `cat -v` shows them: `^[` for escape,
+//! `^?` for delete. Those from U+0080 to U+009F look like `\x9b`.
 
-/// Shows one stream, which may come in pieces of any size.
+/// Escapes one stream, which may come in pieces of any size.
 #[derive(Debug, Default)]
 pub struct ControlEscaper {
-    /// A carriage return, or the first half of a control character of the second
-    /// row, whose meaning the next byte decides. What is still held at the end
-    /// of a log would have shown nothing.
+    /// A carriage return, or the first byte of a character from U+0080 on: the next byte decides how
+    /// it looks. At the end of a log, such a byte shows nothing.
     held: Option<u8>,
 }
 
-/// What characters from U+0080 to U+00BF begin with in UTF-8. Alone, bytes from
-/// 0x80 to 0x9f are halves of other characters.
+/// The first byte of U+0080 to U+00BF in UTF-8. Bytes from 0x80 to 0x9f after another first byte are
+/// parts of other characters.
 const SECOND_ROW: u8 = 0xc2;
 
 impl ControlEscaper {
-    /// Appends to `shown` what `bytes` look like.
+    /// Appends `bytes` to `shown`, escaped.
     pub fn show(&mut self, bytes: &[u8], shown: &mut Vec<u8>) {
         for byte in bytes {
             match (self.held.take(), *byte) {

@@ -58,8 +58,8 @@ struct Report {
     name: Option<String>,
 }
 
-/// Starts a box. If the user gives up before its id is printed, or it cannot be printed, the box is
-/// removed again.
+/// Starts a box and prints its id. If the user gives up before that, or if the id cannot be printed,
+/// tare removes the box.
 pub fn start(
     engine: &Engine,
     args: &RunArgs,
@@ -75,7 +75,7 @@ pub fn start(
             engine.remove(&started.id, true)?;
             return Ok(End::of_command(signal).code());
         }
-        // Removed again, unless a part of the box is stuck.
+        // The engine has removed the box, unless a part of it is stuck.
         (Err(error), Some(signal)) if error.kind() != ErrorKind::Stuck => {
             return Ok(End::of_command(signal).code());
         }

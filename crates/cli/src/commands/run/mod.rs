@@ -1,12 +1,11 @@
-//! `tare run`: a fresh box around one command; attached, and nothing left.
+//! `tare run`: runs one command in a new box. Without `--detach` it leaves nothing behind.
 //!
 //! ```text
 //! options -> spec -> box -> relay -> the one way out -> rest of the output -> exit code
 //! ```
 //!
-//! From the moment that the engine has made a box every path leads through
-//! [`tare_engine::Session::end`]. Signals are taken over before there is a box, so that
-//! none can end tare without its box.
+//! Once the engine has made a box, every path leads through [`tare_engine::Session::end`]. tare takes
+//! over signals before there is a box, so that no signal ends tare and leaves the box.
 
 use std::time::Instant;
 
@@ -66,7 +65,7 @@ struct Report {
     stderr: String,
 }
 
-/// Prints what there is to say, and returns the exit code.
+/// Prints notes, errors and the JSON object, and returns the exit code.
 fn conclude(id: String, relayed: Relayed, started: Instant, plan: &RunPlan) -> Result<u8, Error> {
     let Relayed { result, end, ending, relay, ended_at } = relayed;
     let output_bytes_max = plan.relay.output_bytes_max;
@@ -81,7 +80,7 @@ fn conclude(id: String, relayed: Relayed, started: Instant, plan: &RunPlan) -> R
     }
     report.print(plan.quiet);
     let was_run = report.error.is_none();
-    // What failed after the command had ended.
+    // Something failed after the command had ended.
     if let Some(error) = ending.err().or_else(|| relay.output_failure()) {
         report = ExitReport::failed(error);
         report.print(plan.quiet);

@@ -1,4 +1,4 @@
-//! From the options of `tare run` to a spec: defaults, and every refusal.
+//! Turns the options of `tare run` into a spec: sets defaults and refuses what cannot work.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -16,19 +16,19 @@ use crate::stdio::{self, Output, PastLimit, Writers};
 
 const ROOT_HOME: &str = "/root";
 
-/// What tare knows of the process that started it.
+/// What tare knows about the process that started it.
 #[derive(Debug, Clone)]
 pub struct CallerContext {
-    /// `None` when it has been removed.
+    /// `None`: the directory was removed.
     pub current_dir: Option<PathBuf>,
     pub user: User,
-    /// When standard input is a terminal.
+    /// The size of the terminal, if standard input is one.
     pub window: Option<Window>,
     /// PATH, HOME, LANG and TERM, as far as they are set.
     pub env: Vec<command::Variable>,
 }
 
-/// A spec, and what stays with the caller.
+/// A spec, and how tare connects the caller to the box.
 #[derive(Debug)]
 pub struct RunPlan {
     pub spec: Spec,
@@ -109,7 +109,7 @@ fn limit<T>(asked: Option<T>, default: T) -> Limit<T> {
     asked.map_or(Limit::Default(default), Limit::Asked)
 }
 
-/// The user in the box: with `--contain` the caller's own.
+/// The user in the box. With `--contain`, the user of the caller.
 fn user_of(args: &RunArgs, caller: &CallerContext) -> User {
     match (args.isolation.contain, args.isolation.root) {
         (true, _) => caller.user,
@@ -125,7 +125,7 @@ fn network(args: &RunArgs) -> Network {
     }
 }
 
-/// A launcher in a containment needs the calls that the filter takes away.
+/// With `--contain` there is no filter by default: launchers need the calls that it forbids.
 fn seccomp(args: &RunArgs) -> SeccompProfile {
     match (args.isolation.contain, args.isolation.seccomp) {
         (true, _) | (_, Some(Seccomp::Unconfined)) => SeccompProfile::Unconfined,
