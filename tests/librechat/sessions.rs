@@ -1,14 +1,15 @@
 //! Sessions: requests with the same hint use the same box, until it is idle.
 
-use std::io::Read;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use tare_harness::skip::has_program;
-use tare_harness::{Tare, TemporaryDirectory, eventually, eventually_within, skip, tare};
+use tare_harness::{Answer, Tare, TemporaryDirectory, eventually, eventually_within, skip, tare};
 
 use crate::librechat::client::{Chat, file, text};
 use crate::librechat::identity::KEY;
@@ -55,24 +56,194 @@ print(open('a.txt').read(), os.path.exists('/tmp/installed'), os.popen('ps -C sl
     chat.stop(&tare);
 }
 
+/// Sends a call in the session without waiting for its answer.
+fn sent(chat: &Chat, request: &Value) -> TcpStream {
+    let json_type = [("Content-Type", "application/json")];
+    chat.server.send("POST", "/v1/exec", &json_type, request.to_string().as_bytes())
+}
+
+#[track_caller]
+fn answer(mut stream: TcpStream) -> Answer {
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).expect("an answer");
+    Answer::parse(&bytes)
+}
+
+/// A session that is busy until [`Busy::finish`].
+struct Busy<'a> {
+    tare: &'a Tare,
+    id: String,
+    call: TcpStream,
+}
+
+impl<'a> Busy<'a> {
+    fn start(tare: &'a Tare, chat: &Chat) -> Self {
+        chat.exec(in_session(HINT, "1"));
+        let id = tare.call(["ls", "-q"]).ok().stdout_text().trim().to_owned();
+        let code = "import os, time
+open('/tmp/runs', 'w')
+while not os.path.exists('/tmp/go'): time.sleep(0.01)";
+        let call = sent(chat, &in_session(HINT, code));
+        let look = ["exec", &id, "--", "test", "-e", "/tmp/runs"];
+        eventually("it runs", || tare.call(look).code == 0);
+        Self { tare, id, call }
+    }
+
+    fn finish(self) {
+        self.tare.call(["exec", &self.id, "--", "touch", "/tmp/go"]).ok();
+        answer(self.call).was(200);
+    }
+}
+
+fn waiting(chat: &Chat, count: usize) {
+    let line = format!("\ntare_session_calls_waiting {count}\n");
+    eventually("so many calls wait", || chat.server.get("/metrics").text().contains(&line));
+}
+
 #[test]
-fn a_busy_session_refuses_a_second_execution() {
+fn parallel_calls_of_one_session_run_one_after_the_other_in_order() {
     let tare = tare!();
     let chat = Chat::start(&tare);
-    chat.exec(in_session(HINT, "1"));
-    let slow =
-        in_session(HINT, "import time; open('/tmp/runs', 'w'); time.sleep(1000)").to_string();
-    let json_type = [("Content-Type", "application/json")];
-    let waiting = chat.server.send("POST", "/v1/exec", &json_type, slow.as_bytes());
-    let id = tare.call(["ls", "-q"]).ok().stdout_text();
-    let look = ["exec", id.trim(), "--", "test", "-e", "/tmp/runs"];
-    eventually("it runs", || tare.call(look).code == 0);
-    let ask = || chat.server.post("/v1/exec", &in_session(HINT, "print(1)"));
-    assert_eq!(ask().was(409).json()["error"], "runtime_session_busy");
+    let busy = Busy::start(&tare, &chat);
+    let add = |number: usize| {
+        let code = format!("open('log.txt', 'a').write('{number} '); print({number})");
+        in_session(HINT, &code)
+    };
+    let calls: Vec<TcpStream> = (0..4)
+        .map(|number| {
+            let call = sent(&chat, &add(number));
+            waiting(&chat, number + 1);
+            call
+        })
+        .collect();
+    busy.finish();
+    for (number, call) in calls.into_iter().enumerate() {
+        let answer = answer(call).was(200).json();
+        assert_eq!(said(&answer), (&*format!("{number}\n"), "reused"));
+    }
+    let log = chat.exec(in_session(HINT, "print(open('log.txt').read())"));
+    assert_eq!(said(&log).0, "0 1 2 3 \n");
+    waiting(&chat, 0);
+    let metrics = chat.server.get("/metrics").text();
+    assert!(metrics.contains("\ntare_session_wait_seconds_count 7\n"), "{metrics}");
+    chat.stop(&tare);
+}
+
+#[test]
+fn a_call_is_refused_if_its_session_stays_busy_for_longer_than_it_waits() {
+    let tare = tare!();
+    let chat = Chat::configured(&tare, "", "[librechat]\nsession_wait = '100ms'\n");
+    let busy = Busy::start(&tare, &chat);
+    let refused = chat.server.post("/v1/exec", &in_session(HINT, "print(1)")).was(409).json();
+    assert_eq!(refused["error"], "runtime_session_busy");
+    let metrics = chat.server.get("/metrics").text();
+    let counted = "\ntare_refused_total{reason=\"session_busy\"} 1\n";
+    assert!(metrics.contains(counted), "{metrics}");
     // A client that hangs up ends its execution, and the session continues.
-    drop(waiting);
-    eventually("it is free", || ask().status == 200);
+    drop(busy.call);
+    let free = || chat.server.post("/v1/exec", &in_session(HINT, "print(1)")).status == 200;
+    eventually("it is free", free);
     assert_eq!(boxes(&tare), 1);
+    chat.stop(&tare);
+}
+
+#[test]
+fn a_full_queue_refuses_a_call_with_a_time_and_delays_no_other_session() {
+    let tare = tare!();
+    let chat = Chat::configured(&tare, "", "[librechat]\nsession_queue = 1\n");
+    let busy = Busy::start(&tare, &chat);
+    let queued = sent(&chat, &in_session(HINT, "print(1)"));
+    waiting(&chat, 1);
+    let refused = chat.server.post("/v1/exec", &in_session(HINT, "print(2)")).was(429);
+    assert_eq!(refused.header("retry-after"), Some("5"));
+    let told = refused.json();
+    assert_eq!(
+        (&told["error"], &told["retry_after_seconds"]),
+        (&json!("rate_limited"), &json!(5)),
+        "{told}"
+    );
+    let other = chat.exec(in_session("v2:user:another", "print(3)"));
+    assert_eq!(said(&other), ("3\n", "new"));
+    busy.finish();
+    assert_eq!(said(&answer(queued).was(200).json()).0, "1\n");
+    chat.stop(&tare);
+}
+
+#[test]
+fn a_client_that_hangs_up_leaves_the_queue_and_its_code_never_runs() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let busy = Busy::start(&tare, &chat);
+    let gone = sent(&chat, &in_session(HINT, "open('/tmp/ran', 'w')"));
+    waiting(&chat, 1);
+    let patient = sent(&chat, &in_session(HINT, "import os; print(os.path.exists('/tmp/ran'))"));
+    waiting(&chat, 2);
+    drop(gone);
+    waiting(&chat, 1);
+    busy.finish();
+    assert_eq!(said(&answer(patient).was(200).json()).0, "False\n");
+    chat.stop(&tare);
+}
+
+#[test]
+fn time_in_the_queue_does_not_count_as_time_of_the_code() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let busy = Busy::start(&tare, &chat);
+    let limit = Duration::from_secs(1);
+    let mut request = in_session(HINT, "print('in time')");
+    request["timeout"] = json!(limit.as_millis() as u64);
+    let call = sent(&chat, &request);
+    waiting(&chat, 1);
+    tare_harness::let_pass(limit + limit / 10);
+    busy.finish();
+    assert_eq!(said(&answer(call).was(200).json()).0, "in time\n");
+    chat.stop(&tare);
+}
+
+#[test]
+fn calls_that_wait_end_when_the_server_stops() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let busy = Busy::start(&tare, &chat);
+    let call = sent(&chat, &in_session(HINT, "print(1)"));
+    waiting(&chat, 1);
+    chat.server.signal(Signal::TERM);
+    let refused = answer(call).was(503).json();
+    assert_eq!(refused["error"], "Service is shutting down", "{refused}");
+    busy.finish();
+    chat.stop(&tare);
+}
+
+/// Both calls of a turn name the file as it was before the turn.
+#[test]
+fn a_parallel_call_does_not_undo_what_the_call_before_it_changed() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let given = chat.given("a.txt", b"0");
+    for number in 1..4 {
+        let code = format!("open('a.txt', 'a').write('{number}')");
+        assert_eq!(chat.exec(with_file(&given, &code))["code"], 0);
+    }
+    let after = chat.exec(with_file(&given, "print(open('a.txt').read())"));
+    assert_eq!(said(&after).0, "0123\n");
+    chat.stop(&tare);
+}
+
+#[test]
+fn files_that_a_session_reported_stay_reported_after_a_restart() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let write = "open('a.txt', 'w').write('1'); open('b.txt', 'w').write('2')";
+    let before = chat.exec(in_session(HINT, write));
+    let chat = chat.after(&tare, |server| drop(server.kill()), "");
+    let after = chat.exec(in_session(HINT, "open('c.txt', 'w').write('3')"));
+    for name in ["a.txt", "b.txt"] {
+        let known = file(&after, name);
+        assert_eq!(known["inherited"], true, "{after}");
+        assert_eq!(known["id"], file(&before, name)["id"]);
+    }
+    assert_eq!(file(&after, "c.txt")["inherited"], Value::Null);
     chat.stop(&tare);
 }
 
@@ -175,21 +346,21 @@ subprocess.Popen(['sh', '-c', stop], start_new_session=True, stdin=none, stdout=
     let request = with_file(&large, "print(1)");
     let json_type = [("Content-Type", "application/json")];
     let text = request.to_string();
-    let waiting = chat.server.send("POST", "/v1/exec", &json_type, text.as_bytes());
+    let first = chat.server.send("POST", "/v1/exec", &json_type, text.as_bytes());
     eventually("the copy is stopped", || {
         let others = ["sh", "sleep", "touch"];
         let processes = tare.workload(id.trim()).into_iter();
         let mut copies = processes.filter(|it| !others.contains(&it.name.as_str()));
         copies.any(|it| is_stopped(it.pid))
     });
-    drop(waiting);
+    drop(first);
     eventually("the server knows that the client is gone", || {
         chat.server.log().contains("client_gone")
     });
-    let busy = chat.server.post("/v1/exec", &request).was(409).json();
-    assert_eq!(busy["error"], "runtime_session_busy");
+    let next = sent(&chat, &request);
+    waiting(&chat, 1);
     tare.remove(id.trim());
-    eventually("the copy has ended", || chat.server.post("/v1/exec", &request).status == 200);
+    answer(next).was(200);
     chat.stop(&tare);
 }
 
@@ -199,12 +370,14 @@ fn is_stopped(pid: u32) -> bool {
 }
 
 #[test]
-fn a_malformed_session_hint_is_refused() {
+fn a_malformed_session_hint_is_refused_and_an_empty_one_is_none() {
     let tare = tare!();
     let chat = Chat::start(&tare);
-    for hint in ["", "a b", "../x", &"x".repeat(129)] {
+    for hint in ["a b", "../x", &"x".repeat(129)] {
         chat.server.post("/v1/exec", &in_session(hint, "1")).was(400);
     }
+    let none = chat.exec(in_session("", "print(1)"));
+    assert_eq!((&none["stdout"], &none["runtime_session_id"]), (&json!("1\n"), &Value::Null));
     assert_eq!(boxes(&tare), 0);
     chat.stop(&tare);
 }
@@ -257,14 +430,7 @@ fn a_file_replaced_for_a_disconnected_client_is_copied_again() {
     eventually("it runs", || tare.call(look).code == 0);
     drop(waiting);
     let again = with_file(&first, show);
-    eventually("it is free", || {
-        let answer = chat.server.post("/v1/exec", &again);
-        let is_free = answer.status != 409;
-        if is_free {
-            assert_eq!(said(&answer.was(200).json()).0, "1\n");
-        }
-        is_free
-    });
+    assert_eq!(said(&chat.exec(again)).0, "1\n");
     chat.stop(&tare);
 }
 

@@ -6,7 +6,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tare_engine::{BoxId, Change, Engine, Level, RemovedBox, State, Status, Timestamp};
+use tare_engine::{
+    BoxId, Change, Engine, Error, ErrorKind, Level, RemovedBox, State, Status, Timestamp,
+};
 use tokio::sync::mpsc;
 
 use crate::admission::{Admitted, Need};
@@ -71,7 +73,11 @@ async fn sweep(app: &AppState) {
 async fn sweep_files(app: &AppState) {
     let engine = Arc::clone(&app.engine);
     let swept = app.files.call_if_any(&app.workers, move |store| {
-        let removed = store.remove_known(|known| librechat::is_over(&engine, known));
+        let is_over = |known: &[u8]| {
+            let of_box = librechat::session_box(known);
+            of_box.is_none_or(|id| engine.status(&id).is_err_and(is_gone))
+        };
+        let removed = store.remove_known(is_over);
         store.sweep(Timestamp::now()).and(removed)
     });
     match swept.await {
@@ -83,6 +89,10 @@ async fn sweep_files(app: &AppState) {
         }
         Ok(_) => {}
     }
+}
+
+fn is_gone(error: Error) -> bool {
+    error.kind() == ErrorKind::NoSuchBox
 }
 
 /// Watches every running box, whichever process created it. Returns the number of boxes.

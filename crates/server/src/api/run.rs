@@ -21,7 +21,7 @@ use crate::http::extract::Json;
 use crate::http::frames::StreamFormat;
 use crate::http::text::{Encoding, base64, from_base64};
 use crate::work::Service;
-use crate::work::files::{self, InputFile, OutputFile};
+use crate::work::files::{InputFile, OutputFile};
 use crate::work::languages::Host;
 use crate::work::outcome::RunOutput;
 use crate::work::output::OutputSink;
@@ -190,7 +190,7 @@ fn collect(paths: Vec<PathBuf>, bytes_max: u64) -> Option<Collect<Vec<OutputFile
     if paths.is_empty() {
         return None;
     }
-    Some(Box::new(move |engine, id, _end| files::collect(engine, id, &paths, bytes_max)))
+    Some(Box::new(move |files, _end| files.collect(&paths, bytes_max)))
 }
 
 fn outputs(asked: Vec<String>) -> Result<Vec<PathBuf>, ServiceError> {

@@ -25,6 +25,10 @@ pub struct LibreChatConfig {
     pub anonymous_exec: bool,
     /// The served profiles. The first is the default.
     pub profiles: Vec<Profile>,
+    /// How long a call waits while its session runs other code.
+    pub session_wait: Period,
+    /// How many calls may wait for one session.
+    pub session_queue: usize,
     pub jwt: Option<JwtConfig>,
     pub boxes: BoxesConfig,
 }
@@ -214,6 +218,8 @@ impl Default for LibreChatConfig {
             allow_anonymous: false,
             anonymous_exec: false,
             profiles: vec![Profile::Default, Profile::Stateful],
+            session_wait: Period::seconds(15),
+            session_queue: 32,
             jwt: None,
             boxes: BoxesConfig::default(),
         }

@@ -22,7 +22,7 @@ use axum::{Router, middleware};
 
 use crate::error::ServiceError;
 pub use crate::librechat::auth::{Keys, read_keys};
-pub use crate::librechat::run::known::is_over;
+pub use crate::librechat::run::known::session_box;
 pub use crate::librechat::state::LibreChat;
 
 /// LibreChat's routes, below the same `/v1` as the native API.

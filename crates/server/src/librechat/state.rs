@@ -9,7 +9,7 @@ use axum::extract::FromRef;
 use crate::http::Http;
 use crate::librechat::auth::JwtKeys;
 use crate::librechat::cancel::Cancellable;
-use crate::librechat::run::session::Sessions;
+use crate::librechat::run::queue::Queues;
 use crate::librechat::tools::Executions;
 use crate::store::open::Files;
 use crate::work::Service;
@@ -25,7 +25,7 @@ pub struct Parts {
     pub files: Files,
     pub jwt_keys: JwtKeys,
     pub executions: Executions,
-    pub sessions: Sessions,
+    pub queues: Queues,
     pub cancellable: Cancellable,
 }
 
@@ -38,7 +38,7 @@ impl LibreChat {
             files,
             jwt_keys: JwtKeys::default(),
             executions,
-            sessions: Sessions::default(),
+            queues: Queues::default(),
             cancellable: Cancellable::default(),
         }))
     }

@@ -39,6 +39,8 @@ pub struct Metrics {
     changes: Family<Labels<2>, Counter>,
     /// Set by LibreChat's API.
     pub executions_waiting: Value,
+    pub session_calls_waiting: Value,
+    pub session_wait: Histogram,
 }
 
 /// The phases of a run, in this order.
@@ -101,6 +103,8 @@ impl Default for Metrics {
             refused: Family::default(),
             changes: Family::default(),
             executions_waiting: Value::default(),
+            session_calls_waiting: Value::default(),
+            session_wait: histogram(),
         };
         metrics.start_at_zero();
         metrics.registered()
@@ -108,11 +112,12 @@ impl Default for Metrics {
 }
 
 /// Reasons for a refusal other than gauges.
-const REASONS: [&str; 13] = [
+const REASONS: [&str; 15] = [
     "busy",
     "bodies_full",
     "connections_full",
     "exhausted",
+    "session_busy",
     "stopping",
     "streams_full",
     "quota_bodies",
@@ -120,6 +125,7 @@ const REASONS: [&str; 13] = [
     "quota_executions",
     "quota_memory_bytes",
     "quota_runs_per_second",
+    "quota_session_queue",
     "quota_stops",
     "quota_streams",
 ];
@@ -167,6 +173,10 @@ impl Metrics {
         registry.register("gauge_changes", help, self.changes.clone());
         let help = "Programmatic executions whose client has to call tools";
         registry.register("executions_waiting", help, self.executions_waiting.clone());
+        let help = "Calls that wait for their session";
+        registry.register("session_calls_waiting", help, self.session_calls_waiting.clone());
+        let help = "How long calls waited for their session";
+        registry.register("session_wait_seconds", help, self.session_wait.clone());
         self
     }
 

@@ -3,10 +3,12 @@
 use std::time::{Duration, Instant};
 
 use tare_engine::spec::Spec;
-use tare_engine::{BoxId, DetachOptions, Engine, Error, ErrorKind, Started, Status};
+use tare_engine::{
+    BoxId, Changes, DetachOptions, Engine, Error, ErrorKind, Scope, Started, State, Status,
+};
 
 use crate::admission::{Admitted, Caller, Need};
-use crate::error::ServiceError;
+use crate::error::{Kind, ServiceError};
 use crate::telemetry::{LogEvent, OfBox};
 use crate::work::Service;
 use crate::work::idempotency::{Keyed, REQUEST_LABEL, check_same};
@@ -54,6 +56,31 @@ impl Service {
         Ok(Created { status, existed: false })
     }
 
+    /// Returns the running box that has the name of the spec, with the lease of the request, or
+    /// creates it. A box of this name that cannot be used is removed first.
+    pub async fn reuse_or_create(
+        &self,
+        caller: &Caller,
+        request: CreateRequest,
+    ) -> Result<Created, ServiceError> {
+        // Not the scope of the caller: an admin sees boxes of other tenants with this name.
+        let own = Scope::Tenant(caller.tenant.clone());
+        let (name, lease) = (request.spec.name.clone(), request.options.lease);
+        let found = self.call(move |engine| match name {
+            Some(name) => look_for(engine, &own, name.as_str(), lease),
+            None => Ok(None),
+        });
+        match found.await? {
+            Some((status, true)) => return Ok(Created { status, existed: true }),
+            Some((status, false)) => match self.remove(caller, status.id.to_string(), true).await {
+                Err(error) if error.kind != Kind::NotFound => return Err(error),
+                Ok(()) | Err(_) => {}
+            },
+            None => {}
+        }
+        self.create(caller, request).await
+    }
+
     /// Creates the box, or finds it. Waits for another request that is making it. Only a new box
     /// needs to be admitted: a request that is sent again is never refused for lack of room.
     async fn create_once(
@@ -94,6 +121,12 @@ impl Service {
         }
     }
 
+    /// Starts the lease of a box in use again. This is not an event, as a changed lease is.
+    pub async fn renew(&self, id: &BoxId, lease: Duration) -> Result<(), ServiceError> {
+        let id = id.clone();
+        self.call(move |engine| renew(engine, &id, Some(lease))).await
+    }
+
     /// Logs and watches a new box. Runs on the thread that created the box, because the task of the
     /// request may be gone.
     fn watch_new(
@@ -112,6 +145,28 @@ impl Service {
         self.watch.add(started.id.clone(), started.keeper, Some(admitted));
         self.engine.status_of_new(&started.id, spec)
     }
+}
+
+/// Returns the box of a name, and whether it runs with this lease from now on.
+fn look_for(
+    engine: &Engine,
+    scope: &Scope,
+    name: &str,
+    lease: Option<Duration>,
+) -> Result<Option<(Status, bool)>, Error> {
+    let status = engine.find_in(scope, name).and_then(|id| engine.status(&id));
+    match status {
+        Ok(status) => {
+            let runs = status.state == State::Running && renew(engine, &status.id, lease).is_ok();
+            Ok(Some((status, runs)))
+        }
+        Err(error) if error.kind() == ErrorKind::NoSuchBox => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn renew(engine: &Engine, id: &BoxId, lease: Option<Duration>) -> Result<(), Error> {
+    engine.update(id, &Changes { lease: Some(lease), ..Changes::default() })
 }
 
 enum Found {

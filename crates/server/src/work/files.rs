@@ -1,14 +1,16 @@
 //! Files that go into a box before its command, and those that come out after it.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use tare_archive::{Kind, Reader, Writer};
 use tare_engine::spec::defaults::HOME;
 use tare_engine::{BoxId, Context as _, Engine, Error, ErrorKind, Timestamp};
 
+use crate::admission::Caller;
 use crate::error::ServiceError;
+use crate::work::Service;
 use crate::work::pipe::Pipe;
 
 /// A file that is put into a box.
@@ -68,15 +70,86 @@ pub fn now() -> i64 {
     i64::try_from(Timestamp::now().as_ms() / 1000).unwrap_or(i64::MAX)
 }
 
-/// Copies files into a box. Blocks its thread.
-pub fn put(engine: &Engine, id: &BoxId, files: Vec<InputFile>) -> Result<(), Error> {
-    let copying = engine.copy_in(id, Path::new("/"))?;
-    let mut stream = Pipe::of(&copying.stream).context(|| "cannot send files".into())?;
-    let sent = send(&mut stream, files);
-    drop(stream);
-    // The error of the copy process says more than the closed pipe.
-    copying.finish()?;
-    sent.context(|| format!("cannot send files to box {id}"))
+/// The files of one box. Every method blocks its thread.
+#[derive(Debug, Clone, Copy)]
+pub struct BoxFiles<'a> {
+    pub engine: &'a Engine,
+    pub id: &'a BoxId,
+}
+
+impl Service {
+    /// Calls `work` with the files of a box, on a thread.
+    pub async fn with_files<T: Send + 'static>(
+        &self,
+        caller: &Caller,
+        id: &BoxId,
+        work: impl FnOnce(BoxFiles<'_>) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, ServiceError> {
+        let of = id.clone();
+        self.call_in_box(caller, id, move |engine| work(BoxFiles { engine, id: &of })).await
+    }
+}
+
+impl BoxFiles<'_> {
+    /// Copies files into the box.
+    pub fn put(&self, files: Vec<InputFile>) -> Result<(), Error> {
+        let copying = self.engine.copy_in(self.id, Path::new("/"))?;
+        let mut stream = Pipe::of(&copying.stream).context(|| "cannot send files".into())?;
+        let sent = send(&mut stream, files);
+        drop(stream);
+        // The error of the copy process says more than the closed pipe.
+        copying.finish()?;
+        sent.context(|| format!("cannot send files to box {}", self.id))
+    }
+
+    /// Passes the regular files at `path` to `read`, as an archive.
+    pub fn read<T>(
+        &self,
+        path: &Path,
+        read: impl FnOnce(&mut Reader<'_>) -> Result<T, tare_archive::Error>,
+    ) -> Result<T, Error> {
+        let copying = self.engine.copy_files_out(self.id, path)?;
+        let mut stream = Pipe::of(&copying.stream).context(|| "cannot receive files".into())?;
+        let read = read(&mut Reader::new(&mut stream));
+        drop(stream);
+        // The error of the copy process says more than the end of its archive.
+        copying.finish()?;
+        read.context(|| format!("cannot read the files of box {}", self.id))
+    }
+
+    /// Reads the files and whole directories in `paths` that exist.
+    pub fn collect(&self, paths: &[PathBuf], bytes_max: u64) -> Result<Vec<OutputFile>, Error> {
+        let mut found = Vec::new();
+        let mut left = bytes_max;
+        for path in paths {
+            self.collect_one(path, &mut left, &mut found)?;
+        }
+        Ok(found)
+    }
+
+    fn collect_one(
+        &self,
+        path: &Path,
+        left: &mut u64,
+        found: &mut Vec<OutputFile>,
+    ) -> Result<(), Error> {
+        let whole = Path::new(HOME).join(path);
+        let parent = whole.parent().unwrap_or(Path::new("/"));
+        let found_before = found.len();
+        let mut fits = true;
+        let read = self.read(&whole, |archive| {
+            fits = receive(archive, parent, left, found)?;
+            Ok(())
+        });
+        match read {
+            _ if !fits => Err(too_much()),
+            // A path that is missing or not a file has nothing to collect.
+            Err(error) if error.kind() == ErrorKind::BadRequest && found.len() == found_before => {
+                Ok(())
+            }
+            read => read,
+        }
+    }
 }
 
 fn send(stream: &mut dyn Write, files: Vec<InputFile>) -> io::Result<()> {
@@ -93,83 +166,28 @@ fn send(stream: &mut dyn Write, files: Vec<InputFile>) -> io::Result<()> {
     archive.finish()
 }
 
-/// Reads the files and whole directories in `paths` that exist.
-pub fn collect(
-    engine: &Engine,
-    id: &BoxId,
-    paths: &[PathBuf],
-    bytes_max: u64,
-) -> Result<Vec<OutputFile>, Error> {
-    let mut found = Vec::new();
-    let mut left = bytes_max;
-    for path in paths {
-        collect_one(engine, id, path, &mut left, &mut found)?;
-    }
-    Ok(found)
-}
-
-fn collect_one(
-    engine: &Engine,
-    id: &BoxId,
-    path: &Path,
-    left: &mut u64,
-    found: &mut Vec<OutputFile>,
-) -> Result<(), Error> {
-    let whole = Path::new(HOME).join(path);
-    let copying = match engine.copy_files_out(id, &whole) {
-        Err(error) if is_refusal(&error) => return Ok(()),
-        copying => copying?,
-    };
-    let parent = whole.parent().unwrap_or(Path::new("/")).to_owned();
-    let mut stream = Pipe::of(&copying.stream).context(|| "cannot receive files".into())?;
-    let found_before = found.len();
-    let received = receive(&mut stream, &parent, left, found);
-    drop(stream);
-    let is_nothing = found.len() == found_before;
-    // The error of the copy process says more than the end of its archive.
-    match (received, copying.finish()) {
-        (Err(Broken::TooMuch), _) => Err(too_much()),
-        (_, Err(error)) if is_refusal(&error) && is_nothing => Ok(()),
-        (_, Err(error)) => Err(error),
-        (Err(Broken::Archive(error)), Ok(_)) => Err(error),
-        (Ok(()), Ok(_)) => Ok(()),
-    }
-}
-
-/// Whether the box reports that the path is missing or not a file. Such a path is skipped.
-fn is_refusal(error: &Error) -> bool {
-    error.kind() == ErrorKind::BadRequest
-}
-
-/// Why not all of an archive was taken.
-enum Broken {
-    TooMuch,
-    Archive(Error),
-}
-
+/// Returns whether all files fit into what is left.
 fn receive(
-    stream: &mut dyn Read,
+    archive: &mut Reader<'_>,
     parent: &Path,
     left: &mut u64,
     found: &mut Vec<OutputFile>,
-) -> Result<(), Broken> {
-    let mut archive = Reader::new(stream);
-    let broken = |error| {
-        let message = "cannot read the files of the box";
-        Broken::Archive(Error::failed(message).caused_by(error))
-    };
-    while let Some(entry) = archive.next_entry().map_err(broken)? {
+) -> Result<bool, tare_archive::Error> {
+    while let Some(entry) = archive.next_entry()? {
         let Kind::File { size } = entry.kind else {
             continue;
         };
-        *left = left.checked_sub(size).ok_or(Broken::TooMuch)?;
-        let content = archive.content().map_err(broken)?;
+        let Some(after) = left.checked_sub(size) else {
+            return Ok(false);
+        };
+        *left = after;
+        let content = archive.content()?;
         let name = String::from_utf8_lossy(&entry.name).into_owned();
         let path = parent.join(name);
         let path = path.strip_prefix(HOME).unwrap_or(&path);
         found.push(OutputFile { path: path.to_string_lossy().into_owned(), content });
     }
-    Ok(())
+    Ok(true)
 }
 
 fn too_much() -> Error {

@@ -23,7 +23,7 @@ use crate::error::ServiceError;
 use crate::telemetry::LogEvent;
 use crate::telemetry::metrics::Phase;
 use crate::work::Service;
-use crate::work::files;
+use crate::work::files::BoxFiles;
 use crate::work::outcome::RunOutput;
 use crate::work::output::OutputSink;
 use crate::work::relay::{self, Input, Streams};
@@ -228,7 +228,7 @@ impl Steps {
         let (id, service) = (session.id().clone(), self.service.clone());
         if !request.files.is_empty() {
             let (of, inputs) = (id.clone(), std::mem::take(&mut request.files));
-            let put = service.call(move |engine| files::put(engine, &of, inputs));
+            let put = service.call(move |engine| BoxFiles { engine, id: &of }.put(inputs));
             self.copy(session, put).await?;
         }
         let (of, exec, stdin) = (id.clone(), request.exec.clone(), request.stdin());
@@ -237,7 +237,8 @@ impl Steps {
         drop(exec);
         let collected = match request.collect {
             Some(collect) if end.cause != Cause::KeeperLost => {
-                let collect = service.call(move |engine| collect(engine, &id, end));
+                let collect =
+                    service.call(move |engine| collect(BoxFiles { engine, id: &id }, end));
                 Some(self.copy(session, collect).await?)
             }
             Some(_) | None => None,

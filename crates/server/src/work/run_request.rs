@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tare_engine::spec::{Spec, command, name};
-use tare_engine::{BoxId, End, Engine, Error, ExecSpec, RUN_LABEL, Stdin};
+use tare_engine::{End, Error, ExecSpec, RUN_LABEL, Stdin};
 
-use crate::work::files::InputFile;
+use crate::work::files::{BoxFiles, InputFile};
 use crate::work::output::PastLimit;
 
 /// One command, the box it needs, and the files that go with it.
@@ -25,7 +25,7 @@ pub struct RunRequest<T> {
 }
 
 /// Reads results out of the box after its command has finished. Blocks its thread.
-pub type Collect<T> = Box<dyn FnOnce(&Engine, &BoxId, End) -> Result<T, Error> + Send>;
+pub type Collect<T> = Box<dyn FnOnce(BoxFiles<'_>, End) -> Result<T, Error> + Send>;
 
 impl<T> RunRequest<T> {
     /// A request without input, files and results.

@@ -3,6 +3,7 @@
 use axum::extract::{Extension, State};
 use axum::http::HeaderMap;
 use serde::{Deserialize, Deserializer};
+use tare_engine::Error;
 
 use crate::admission::Caller;
 use crate::error::ServiceError;
@@ -40,7 +41,7 @@ pub struct ExecRequest {
 
 /// More arguments than the kernel takes (execve(2)).
 const ARGUMENTS_MAX: usize = 100_000;
-/// More than `[files] request_files` usually allows.
+/// Bounds the list of inputs. Their size has its own limit.
 pub const FILES_MAX: usize = 10_000;
 
 /// A list with a bound. Clients write `null` for what they leave out.
@@ -77,14 +78,19 @@ async fn execute(
     caller: &Caller,
     request: ExecRequest,
 ) -> Result<Answer, ServiceError> {
-    let hint = request.runtime_session_hint.as_deref();
-    let hint = hint.map(Hint::parse).transpose()?;
+    let hint = Hint::parse(request.runtime_session_hint.as_deref().unwrap_or_default())?;
+    // First: calls of a session run in the order in which they came.
+    let queued = hint.map(|hint| {
+        let most = app.config().librechat.session_queue;
+        app.queues.enter(hint.session_of(principal), most)
+    });
+    let queued = queued.transpose()?;
     let work =
         CodeRun::of(&app.config(), &request.lang, request.code, &request.args, request.timeout)?;
     let task = LibreChatRun::of(app, principal, work, request.files, request.user_id).await?;
-    match hint {
+    match queued {
         None => Ok(task.run(app, caller, None).await?.0),
-        Some(hint) => session::run(app, principal, caller, &hint, task).await,
+        Some(queued) => session::run(app, caller, queued, task).await,
     }
 }
 
@@ -144,18 +150,15 @@ fn collect(
     inputs: Inputs,
     language: Option<ToolLanguage>,
 ) -> Collect<(Collected, Vec<Call>)> {
-    Box::new(move |engine, id, end| {
+    Box::new(move |files, end| {
         let calls = match language {
-            Some(language) => calls::collect(engine, id, language)?,
+            Some(language) => calls::collect(files, language).map_err(Error::bad_request)?,
             None => Vec::new(),
         };
         // Code with open calls runs again, and its files are collected then.
         let is_done = end.is_success() && calls.is_empty();
-        let collected = if is_done {
-            outputs.collect(engine, id, &inputs)
-        } else {
-            Outputs::of_failed(&inputs)
-        };
+        let collected =
+            if is_done { outputs.collect(files, &inputs) } else { Outputs::of_failed(&inputs) };
         Ok((collected, calls))
     })
 }

@@ -4,16 +4,14 @@
 //! overwrite files that the session has changed with the old inputs.
 //! The entry names its box. The sweep of files removes it after the box is gone.
 
-use std::sync::Arc;
-
 use serde::{Deserialize, Serialize};
-use tare_engine::{BoxId, Engine, ErrorKind};
+use tare_engine::BoxId;
 
 use crate::error::ServiceError;
 use crate::librechat::run::inputs::Inputs;
-use crate::librechat::run::session::SessionLock;
 use crate::librechat::state::LibreChat;
-use crate::store::Store;
+use crate::store::id::Id;
+use crate::store::{Object, Origin, Store};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Entry {
@@ -21,10 +19,10 @@ struct Entry {
     files: Inputs,
 }
 
-/// The files of one session, for as long as a request uses it.
+/// The files of one session, for a call that has its turn.
 pub struct Known {
     app: LibreChat,
-    lock: Arc<SessionLock>,
+    session: String,
     box_id: BoxId,
     files: Inputs,
 }
@@ -32,24 +30,41 @@ pub struct Known {
 impl Known {
     pub async fn recall(
         app: &LibreChat,
-        lock: &Arc<SessionLock>,
+        session: &str,
         box_id: BoxId,
     ) -> Result<Self, ServiceError> {
-        let held = Arc::clone(lock);
-        let found =
-            app.files.call_if_any(&app.workers, move |store| store.known(held.session())).await?;
+        let of = session.to_owned();
+        let found = app.files.call_if_any(&app.workers, move |store| store.known(&of)).await?;
         let entry = found.flatten().as_deref().and_then(parsed);
         let same = entry.filter(|entry| entry.box_id == box_id);
-        Ok(Self {
-            app: app.clone(),
-            lock: Arc::clone(lock),
-            box_id,
-            files: same.map(|entry| entry.files).unwrap_or_default(),
-        })
+        let files = same.map(|entry| entry.files).unwrap_or_default();
+        Ok(Self { app: app.clone(), session: session.to_owned(), box_id, files })
     }
 
     pub fn files(&self) -> &Inputs {
         &self.files
+    }
+
+    /// Returns the inputs that the box does not have. A file that the session made of an input
+    /// stands for it: calls that were sent together all name the file as it was before them, and
+    /// a client may name a file of an earlier turn again.
+    pub async fn missing(&self, inputs: &Inputs) -> Result<Inputs, ServiceError> {
+        let mut missing = inputs.clone();
+        missing.retain(|name, input| {
+            self.files.get(name).is_none_or(|there| there.object.id != input.object.id)
+        });
+        if !missing.keys().any(|name| self.files.contains_key(name)) {
+            return Ok(missing);
+        }
+        let files = self.files.clone();
+        let find = self.app.files.call(&self.app.workers, move |store| {
+            missing.retain(|name, input| {
+                let there = files.get(name);
+                there.is_none_or(|there| !is_made_of(store, &there.object, &input.object.id))
+            });
+            Ok(missing)
+        });
+        find.await
     }
 
     /// Stores the list. Writes nothing if nothing changed: a session without files needs no
@@ -58,25 +73,41 @@ impl Known {
         if files == self.files {
             return Ok(());
         }
-        let lock = Arc::clone(&self.lock);
-        let entry = Entry { box_id: self.box_id.clone(), files: files.clone() };
-        let text = serde_json::to_vec(&entry);
-        let text = text.map_err(|error| ServiceError::internal(error.to_string()))?;
-        let remember = move |store: &Arc<Store>| store.save_known(lock.session(), &text);
-        self.app.files.call(&self.app.workers, remember).await?;
-        self.files = files;
+        let entry = Entry { box_id: self.box_id.clone(), files };
+        let text = serde_json::to_vec(&entry).map_err(ServiceError::internal)?;
+        let session = self.session.clone();
+        let save =
+            self.app.files.call(&self.app.workers, move |store| store.save_known(&session, &text));
+        save.await?;
+        self.files = entry.files;
         Ok(())
     }
+}
+
+/// How many changes of one file are followed back.
+const CHANGES_MAX: usize = 100;
+
+/// Whether a file was made of an input by changing it. An expired file in between hides this.
+fn is_made_of(store: &Store, object: &Object, input: &Id) -> bool {
+    let mut origin = object.modified_from.clone();
+    for _change in 0..CHANGES_MAX {
+        match origin {
+            Some(Origin { id, .. }) if id == *input => return true,
+            Some(Origin { session, id }) => {
+                let before = store.find(&session, &id).ok().flatten();
+                origin = before.and_then(|before| before.modified_from);
+            }
+            None => break,
+        }
+    }
+    false
 }
 
 fn parsed(text: &[u8]) -> Option<Entry> {
     serde_json::from_slice(text).ok()
 }
 
-/// Whether an entry can be removed: its box is gone, or it cannot be read.
-pub fn is_over(engine: &Engine, text: &[u8]) -> bool {
-    parsed(text).is_none_or(|entry| {
-        let status = engine.status(&entry.box_id);
-        status.is_err_and(|error| error.kind() == ErrorKind::NoSuchBox)
-    })
+/// The box of an entry. `None` if the entry cannot be read.
+pub fn session_box(text: &[u8]) -> Option<BoxId> {
+    parsed(text).map(|entry| entry.box_id)
 }

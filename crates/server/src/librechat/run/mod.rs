@@ -5,4 +5,5 @@ pub mod exec;
 pub mod inputs;
 pub mod known;
 pub mod outputs;
+pub mod queue;
 pub mod session;

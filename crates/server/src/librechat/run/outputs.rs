@@ -5,12 +5,10 @@
 //! and everything that is not a regular file is skipped.
 
 use std::collections::BTreeSet;
-use std::io::Read;
 use std::path::Path;
 
 use tare_archive::{Entry, Kind, Reader};
 use tare_engine::spec::defaults::HOME;
-use tare_engine::{BoxId, Context as _, Engine, Error};
 
 use crate::error::ServiceError;
 use crate::librechat::files::name::{self, NameRule};
@@ -19,7 +17,7 @@ use crate::librechat::state::LibreChat;
 use crate::store::id::Id;
 use crate::store::owner::Owner;
 use crate::store::{Meta, NewFile, Object, Origin};
-use crate::work::pipe::Pipe;
+use crate::work::files::BoxFiles;
 
 /// The store for the files, and their owner.
 #[derive(Debug, Clone)]
@@ -80,10 +78,12 @@ impl Outputs {
     /// Collects the files of the box's data directory. A program can prevent this, for example by
     /// stopping the copy process or by locking its directory. Its output is still returned, and the
     /// missing files are reported as not delivered.
-    pub fn collect(&self, engine: &Engine, id: &BoxId, inputs: &Inputs) -> Collected {
+    pub fn collect(&self, files: BoxFiles<'_>, inputs: &Inputs) -> Collected {
         let mut collected = Collected::default();
         let mut seen = BTreeSet::new();
-        let received = self.receive_all(engine, id, inputs, &mut seen, &mut collected);
+        let received = files.read(Path::new(HOME), |archive| {
+            self.receive(archive, inputs, &mut seen, &mut collected)
+        });
         let unseen = inputs.values().filter(|input| !seen.contains(&input.name));
         match received {
             Ok(()) => collected.deleted = unseen.map(|input| input.name.clone()).collect(),
@@ -95,31 +95,13 @@ impl Outputs {
         collected
     }
 
-    fn receive_all(
-        &self,
-        engine: &Engine,
-        id: &BoxId,
-        inputs: &Inputs,
-        seen: &mut BTreeSet<String>,
-        collected: &mut Collected,
-    ) -> Result<(), Error> {
-        let copying = engine.copy_files_out(id, Path::new(HOME))?;
-        let mut stream = Pipe::of(&copying.stream).context(|| "cannot receive files".into())?;
-        let received = self.receive(&mut stream, inputs, seen, collected);
-        drop(stream);
-        // The error of the copy process says more than the closed pipe.
-        copying.finish()?;
-        received.context(|| format!("cannot read the files of box {id}"))
-    }
-
     fn receive(
         &self,
-        stream: &mut dyn Read,
+        archive: &mut Reader<'_>,
         inputs: &Inputs,
         seen: &mut BTreeSet<String>,
         collected: &mut Collected,
     ) -> Result<(), tare_archive::Error> {
-        let mut archive = Reader::new(stream);
         while let Some(entry) = archive.next_entry()? {
             let Some((name, size)) = candidate(&entry) else {
                 continue;
@@ -139,7 +121,7 @@ impl Outputs {
             } else if collected.kept() >= self.files_max {
                 collected.skip(&name, "too_many_files");
             } else {
-                self.keep(&mut archive, name.clone(), entry.mtime, input, collected)?;
+                self.keep(archive, name.clone(), entry.mtime, input, collected)?;
             }
             if input.is_some() {
                 seen.insert(name);

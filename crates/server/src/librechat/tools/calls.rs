@@ -5,11 +5,10 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::value::{RawValue, to_raw_value};
 use tare_archive::{Kind, Reader};
-use tare_engine::{BoxId, Context as _, Engine, Error};
 
 use crate::librechat::run::box_spec::CODE;
 use crate::librechat::tools::request::ToolLanguage;
-use crate::work::pipe::Pipe;
+use crate::work::files::BoxFiles;
 
 /// The maximum number of calls in one step.
 pub const CALLS_MAX: usize = 100;
@@ -29,45 +28,54 @@ pub struct Call {
     pub input: Box<RawValue>,
 }
 
-pub fn collect(engine: &Engine, id: &BoxId, language: ToolLanguage) -> Result<Vec<Call>, Error> {
+/// Why the calls of a program are not taken.
+pub type Forged = &'static str;
+
+const TOO_MUCH: Forged = "the code asks for too many calls at once, or for too large ones";
+const NOT_A_CALL: Forged = "the code wrote a file that is not a call";
+
+/// Reads the calls of a program, in the order in which it made them.
+pub fn collect(files: BoxFiles<'_>, language: ToolLanguage) -> Result<Vec<Call>, Forged> {
+    let mut fits = true;
+    let read = files.read(&Path::new(CODE).join("calls"), |archive| {
+        let texts = texts(archive)?;
+        fits = texts.is_some();
+        Ok(texts.unwrap_or_default())
+    });
+    if !fits {
+        return Err(TOO_MUCH);
+    }
     // If the code removed the directory, there are no calls.
-    let Ok(copying) = engine.copy_files_out(id, &Path::new(CODE).join("calls")) else {
-        return Ok(Vec::new());
-    };
-    let doing = || "cannot read the calls of the code".to_owned();
-    let mut stream = Pipe::of(&copying.stream).context(doing)?;
-    let mut archive = Reader::new(&mut stream);
-    let mut calls = Vec::new();
+    let mut texts = read.unwrap_or_default();
+    // The names of the files give the order of the calls.
+    texts.sort_by_key(|(name, _)| (name.len(), name.clone()));
+    let parse = |(_, text): &NamedText| language.parse(text).ok_or(NOT_A_CALL);
+    texts.iter().map(parse).collect()
+}
+
+/// The name and content of a file.
+type NamedText = (Vec<u8>, Vec<u8>);
+
+/// Reads each file. Returns `None` if there is more than the limits allow.
+fn texts(archive: &mut Reader<'_>) -> Result<Option<Vec<NamedText>>, tare_archive::Error> {
+    let mut texts = Vec::new();
     let mut left_bytes = ROUND_BYTES_MAX;
-    while let Some(entry) = archive.next_entry().context(doing)? {
+    while let Some(entry) = archive.next_entry()? {
         let Kind::File { size } = entry.kind else {
             continue;
         };
         if entry.name.ends_with(b"/.keep") {
             continue;
         }
-        if size > CALL_BYTES_MAX || calls.len() >= CALLS_MAX {
-            return Err(too_much());
-        }
-        left_bytes = left_bytes.checked_sub(size).ok_or_else(too_much)?;
-        calls.push((entry.name, archive.content().context(doing)?));
+        let after = left_bytes.checked_sub(size);
+        let Some(after) = after.filter(|_| size <= CALL_BYTES_MAX && texts.len() < CALLS_MAX)
+        else {
+            return Ok(None);
+        };
+        left_bytes = after;
+        texts.push((entry.name, archive.content()?));
     }
-    drop(stream);
-    copying.finish()?;
-    // Their names give the order of the calls.
-    calls.sort_by_key(|(name, _)| (name.len(), name.clone()));
-    let parse = |(_, content): &(Vec<u8>, Vec<u8>)| language.parse(content).ok_or_else(not_a_call);
-    calls.iter().map(parse).collect()
-}
-
-fn too_much() -> Error {
-    let message =
-        format!("the code asks for more than {CALLS_MAX} calls at once, or too large ones");
-    Error::bad_request(message)
-}
-
-fn not_a_call() -> Error {
-    Error::bad_request("the code wrote a file that is not a call")
+    Ok(Some(texts))
 }
 
 impl ToolLanguage {
