@@ -1,9 +1,11 @@
 //! Limits: the kernel enforces them, and tare names the limit that was reached.
 
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tare_harness::skip::is_root;
-use tare_harness::{Output, Tare, skip, tare};
+use tare_harness::{Output, Process, Tare, eventually, skip, tare};
 
 /// A box that its timeout ends is gone well within this, on any machine.
 const SOON: Duration = Duration::from_secs(15);
@@ -233,6 +235,55 @@ fn processor_time_is_limited_to_its_share() {
     let free = share(&tare.run(["--", "python3", "-c", BURN]).ok());
     assert!(limited < 0.45, "{limited} of one processor against a limit of 0.25");
     assert!(free > limited, "{free} without, {limited} with the limit");
+}
+
+/// The directory of a box in the hierarchy with the cpu controller, and the file with the limit.
+fn cpu_cgroup(tare: &Tare, id: &str) -> Option<(PathBuf, &'static str)> {
+    tare.cgroups_of(id).into_iter().find_map(|directory| {
+        let has = |file: &&str| directory.join(file).exists();
+        let file = ["cpu.max", "cpu.cfs_quota_us"].into_iter().find(has)?;
+        Some((directory, file))
+    })
+}
+
+/// A keeper without processor time would enforce timeout and lease too late.
+#[test]
+fn the_limit_on_processor_time_spares_the_keeper() {
+    let tare = tare!();
+    if !is_root() {
+        skip!("only root can limit processor time");
+    }
+    let is_unlimited = |text: &str| text.starts_with("max") || text.starts_with("-1");
+    let check = |id: &str| {
+        let (own, file) = cpu_cgroup(&tare, id).expect("the box has a cgroup with cpu");
+        let read = |path: PathBuf| fs::read_to_string(path).expect("a file of the cgroup");
+        let members = if file == "cpu.max" { "cgroup.threads" } else { "tasks" };
+        let has = |directory: &Path, process: &Process| {
+            read(directory.join(members)).lines().any(|line| line == process.pid.to_string())
+        };
+        let (keeper, command) = (tare.keeper(id), tare.workload(id).remove(0));
+        assert!(is_unlimited(&read(own.join(file))), "the keeper is limited");
+        assert!(!is_unlimited(&read(own.join("work").join(file))), "the command is not limited");
+        assert!(has(&own, &keeper) && !has(&own, &command));
+        assert!(has(&own.join("work"), &command) && !has(&own.join("work"), &keeper));
+    };
+    let id = tare.detached(["--cpus", "0.5", "--", "sleep", "1000"]);
+    check(&id);
+    tare.remove(&id);
+    let id = tare.detached(["--", "sleep", "1000"]);
+    tare.call(["update", "--cpus", "0.5", &id]).ok();
+    check(&id);
+    tare.remove(&id);
+    let running = tare.spawn(["--cpus", "0.5", "--name", "attached", "--", "sleep", "1000"]);
+    eventually("the command runs", || {
+        let listed = tare.call(["ls", "-q", "--filter", "name=attached"]).stdout_text();
+        let id = listed.trim();
+        !id.is_empty() && tare.workload(id).iter().any(|one| one.name == "sleep")
+    });
+    check(tare.call(["ls", "-q", "--filter", "name=attached"]).ok().stdout_text().trim());
+    tare.call(["rm", "-f", "attached"]).ok();
+    running.wait();
+    tare.nothing_left();
 }
 
 /// Each of them needs processor time to die.

@@ -36,6 +36,19 @@ a_box_lives_on_and_is_used() {
     nothing_left || fail "$(diff /run/before /run/now)"
 }
 
+a_box_that_got_little_processor_time_ends_with_its_lease() {
+    local id busy='while :; do :; done'
+    id=$(tare run -d --lease 3s -- sh -c "$busy & $busy & $busy")
+    expect 0 "" tare update --cpus 0.01 "$id"
+    case $layout in
+        pure) workload_limit_is "1000 100000" ;;
+        hybrid) workload_limit_is 1000 ;;
+    esac
+    expect 0 "" tare wait "$id"
+    expect 0 '"lease"' tare ls -a --json
+    expect 0 "" tare rm "$id"
+}
+
 a_box_is_paused() {
     tare run -d --name paused -- sh -c 'while :; do echo tick; sleep 0.05; done' >/run/id
     eventually has_logged paused tick

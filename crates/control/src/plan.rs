@@ -23,6 +23,8 @@ pub enum Role {
     Listener,
     /// The cgroup v2 directory of the workload, where it is not the keeper's own.
     WorkloadCgroup,
+    /// The `tasks` file of the cgroup v1 directory that limits the processor time of the workload.
+    WorkloadTasks,
     /// The file that tells what happened to a detached box.
     Journal,
     /// A segment of a detached box's log: 0 or 1.

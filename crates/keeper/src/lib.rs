@@ -94,6 +94,7 @@ impl MadeBox {
         // Opened now: the box that is made next has no path to it.
         let freezer = cgroup.as_ref().map(|cgroup| Freezer::open(cgroup.as_fd())).transpose();
         let freezer = freezer.failing(SetupStep::ReadPlan, "cgroup.freeze")?;
+        let tasks = fds.take(Role::WorkloadTasks);
         make::make_box(&plan, &mut fds)?;
         let mut required = |role| {
             fds.take(role).ok_or_else(|| Failure::of(SetupStep::ReadPlan, "role", Errno::BADF))
@@ -115,7 +116,7 @@ impl MadeBox {
             listener: required(Role::Listener)?,
             uid_lock: required(Role::UidLock)?,
             has_scratch: plan.filesystem.is_some(),
-            context: ExecContext { profile: plan.profile, cgroup, output },
+            context: ExecContext { profile: plan.profile, cgroup, tasks, output },
             journal,
             child_signal,
             freezer,

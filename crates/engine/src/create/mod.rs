@@ -203,7 +203,7 @@ fn acquire(at: BoxAt<'_>, record: &LockedRecord, new: NewBox<'_>) -> Result<Acqu
     if is_new {
         forget_parents(at.root, Forget::Gone);
     }
-    let cgroups = cgroup::acquire(at, record, &spec.limits, workload, map.first_uid())?;
+    let cgroups = cgroup::acquire(at, record, spec, workload, map.first_uid())?;
     check_pids(spec, map, &cgroups)?;
     check_scratch(spec, &cgroups)?;
     let scratch = kept_scratch(at, record, new, map)?;
@@ -229,6 +229,9 @@ impl Acquired {
         endowment.give(Role::Listener, self.listener.as_fd());
         if let Some(workload) = &self.cgroups.workload {
             endowment.give(Role::WorkloadCgroup, workload.as_fd());
+        }
+        if let Some(tasks) = &self.cgroups.workload_tasks {
+            endowment.give(Role::WorkloadTasks, tasks.as_fd());
         }
         if let Some(files) = &self.files {
             endowment.give(Role::Journal, files.journal.as_fd());
@@ -264,6 +267,7 @@ fn start_keeper(
     let (child, link) = (keeper.child.go(), keeper.link);
     let plan = plan::plan(new, at.id, host, &acquired.cgroups, sources, endowment.roles());
     acquired.cgroups.join.clear();
+    acquired.cgroups.workload_tasks = None;
     let lease = Lease::of(new.mode.options().and_then(|options| options.lease));
     let made = StartedKeeper {
         child,

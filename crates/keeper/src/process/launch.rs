@@ -29,6 +29,8 @@ pub struct Launch<'a> {
     pub exec: &'a Exec,
     pub streams: Streams,
     pub cgroup: Option<BorrowedFd<'a>>,
+    /// The cgroup v1 `tasks` file that the process joins.
+    pub tasks: Option<BorrowedFd<'a>>,
 }
 
 /// What the child needs, prepared before it exists: it shares the keeper's memory, and
@@ -154,7 +156,13 @@ fn confine(
     set_limits(launch.profile).map_err(at(LaunchStep::Limits))?;
     give_up_privileges(launch).map_err(at(LaunchStep::Credentials))?;
     enter_directory(workdir).map_err(at(LaunchStep::WorkingDirectory))?;
-    filter(launch.profile, program).map_err(at(LaunchStep::Seccomp))
+    filter(launch.profile, program).map_err(at(LaunchStep::Seccomp))?;
+    // Last: from here on the process may have to wait for processor time, and the keeper waits for
+    // it. The kernel checks the rights of the process that opened the file.
+    if let Some(tasks) = launch.tasks {
+        rustix::io::write(tasks, b"0").map_err(|errno| (LaunchStep::Limits, errno.into()))?;
+    }
+    Ok(())
 }
 
 fn filter(profile: &Profile, program: &[Instruction]) -> io::Result<()> {

@@ -42,6 +42,8 @@ pub struct ExecContext {
     pub profile: Profile,
     /// The cgroup of the workload, if it has its own.
     pub cgroup: Option<OwnedFd>,
+    /// The cgroup v1 `tasks` file that every process of the workload joins.
+    pub tasks: Option<OwnedFd>,
     /// The log of a detached box.
     pub output: Option<Output>,
 }
@@ -84,7 +86,8 @@ pub fn start(
 ) -> Result<Execution, Report> {
     let streams = streams_of(client, exec, context, ends_box)?;
     let cgroup = context.cgroup.as_ref().map(AsFd::as_fd);
-    let launch = Launch { profile: &context.profile, exec, streams, cgroup };
+    let tasks = context.tasks.as_ref().map(AsFd::as_fd);
+    let launch = Launch { profile: &context.profile, exec, streams, cgroup, tasks };
     let (pid, mark) = begin(&launch, ends_box)?;
     Ok(Execution {
         pid: Some(pid),

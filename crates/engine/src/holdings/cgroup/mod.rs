@@ -2,7 +2,8 @@
 //!
 //! A box has one directory in the unified (v2) hierarchy, which identifies its processes and
 //! ends them. Where that hierarchy has no controllers, the box also has one directory in each
-//! v1 hierarchy that enforces a limit. This folder never decides when a box ends.
+//! v1 hierarchy that enforces a limit. The limit on processor time is one level below, in `work`,
+//! with the workload and without the keeper. This folder never decides when a box ends.
 
 mod settings;
 mod usage;
@@ -24,7 +25,7 @@ use crate::host::layout::{self, BoxAt, StateRoot};
 use crate::host::tag::TaggedId;
 use crate::host::{CgroupRoots, parents};
 use crate::record::Record;
-use crate::spec::Limits;
+use crate::spec::{Isolation, Limits, Spec};
 use settings::CONTROLLERS;
 use usage::oom_kills_in;
 
@@ -44,8 +45,11 @@ pub enum WorkloadCgroup {
 #[derive(Debug, Default)]
 pub struct CgroupHolding {
     pub unified: Option<Cgroup>,
-    /// Below `unified`, with [`WorkloadCgroup::Own`].
+    /// Below `unified`, if the workload is not in the keeper's cgroup.
     pub workload: Option<Cgroup>,
+    /// The `tasks` file of the workload's v1 directory with the cpu controller, which each process
+    /// joins by itself.
+    pub workload_tasks: Option<OwnedFd>,
     /// The v1 directory with the memory controller.
     v1_memory: Option<Cgroup>,
     /// The `tasks` files of v1 directories, which the keeper joins by itself.
@@ -69,11 +73,11 @@ impl CgroupHolding {
 pub fn acquire(
     at: BoxAt<'_>,
     record: &Record,
-    limits: &Limits,
+    spec: &Spec,
     workload: WorkloadCgroup,
     keeper_uid: Option<u32>,
 ) -> Result<CgroupHolding, Error> {
-    let of = at.tagged_id();
+    let limits = &spec.limits;
     let parents = parents_of(at, record);
     check_parent(at.root, &parents)?;
     let mut holding = CgroupHolding::default();
@@ -82,16 +86,22 @@ pub fn acquire(
         && let Some(unified) = make(at, root)?
     {
         bound_nesting(&unified);
-        if workload == WorkloadCgroup::Own {
-            let own = unified.make_below(layout::WORKLOAD_CGROUP, keeper_uid);
-            holding.workload = Some(own.context(|| format!("cannot make box {} a cgroup", of.id))?);
-        }
         on_unified = unified_controllers(root);
+        let is_threaded =
+            on_unified.contains(&Controller::Cpu) && spec.isolation == Isolation::Full;
+        if workload == WorkloadCgroup::Own || (is_threaded && limits.cpus.is_some()) {
+            let own = unified.make_below(layout::WORKLOAD_CGROUP, keeper_uid);
+            let own = own.context(|| format!("cannot make box {} a cgroup", at.id))?;
+            if is_threaded {
+                make_threaded(&own);
+            }
+            holding.workload = Some(own);
+        }
         holding.unified = Some(unified);
     }
     for controller in CONTROLLERS.into_iter().filter(|it| it.needs_cgroup(limits, workload)) {
         let enforced = if on_unified.contains(&controller) {
-            holding.enforce_v2(controller, limits)?
+            holding.enforce_v2(controller, limits, workload)?
         } else {
             holding.enforce_v1(controller, limits, &parents, at)?
         };
@@ -106,12 +116,21 @@ pub fn acquire(
 
 impl CgroupHolding {
     /// Sets a limit in the unified directory. Returns whether it is enforced.
-    fn enforce_v2(&self, controller: Controller, limits: &Limits) -> Result<bool, Error> {
+    fn enforce_v2(
+        &self,
+        controller: Controller,
+        limits: &Limits,
+        workload: WorkloadCgroup,
+    ) -> Result<bool, Error> {
         let Some(unified) = &self.unified else {
             return Ok(false);
         };
-        controller.set(unified, Version::V2, limits)?;
-        if controller == Controller::Memory && self.workload.is_none() {
+        let limited = match controller {
+            Controller::Cpu if limits.cpus.is_some() => throttled(unified, self.workload.as_ref()),
+            Controller::Cpu | Controller::Memory | Controller::Pids => unified,
+        };
+        controller.set(limited, Version::V2, limits)?;
+        if controller == Controller::Memory && workload == WorkloadCgroup::Shared {
             // A box with one command ends as a whole. In a detached box the kernel picks a process.
             unified.write("memory.oom.group", "1").ok();
         }
@@ -131,14 +150,38 @@ impl CgroupHolding {
         let Some(cgroup) = root.map(|root| make(at, root)).transpose()?.flatten() else {
             return Ok(false);
         };
-        controller.set(&cgroup, Version::V1, limits)?;
         let opening = || format!("cannot open the {} tasks", controller.name());
         self.join.push(cgroup.tasks().context(opening)?);
+        if controller == Controller::Cpu {
+            let own = cgroup.make_below(layout::WORKLOAD_CGROUP, None);
+            let own = own.context(|| format!("cannot make box {} a cgroup", at.id))?;
+            controller.set(&own, Version::V1, limits)?;
+            self.workload_tasks = Some(own.tasks().context(opening)?);
+        } else {
+            controller.set(&cgroup, Version::V1, limits)?;
+        }
         if controller == Controller::Memory {
             self.v1_memory = Some(cgroup);
         }
         Ok(true)
     }
+}
+
+/// Lets the workload's cgroup have the cpu controller although the keeper is in the cgroup above
+/// it: v2 allows that for threaded cgroups only (cgroup-v2.rst, "Threads"). A contained box gets no
+/// threaded cgroup, because container engines in it could make no usable cgroup below. If the
+/// kernel refuses, the keeper shares the limit on processor time.
+fn make_threaded(workload: &Cgroup) {
+    workload.write("cgroup.type", "threaded").ok();
+}
+
+/// Returns the v2 directory that gets the limit on processor time: the workload's if it can have
+/// the cpu controller, so that the keeper can enforce deadlines in time. Otherwise the box's.
+fn throttled<'a>(unified: &'a Cgroup, workload: Option<&'a Cgroup>) -> &'a Cgroup {
+    let is_threaded =
+        |it: &&Cgroup| it.read("cgroup.type").is_ok_and(|kind| kind.trim() == "threaded");
+    let has_cpu = |_: &&Cgroup| unified.write("cgroup.subtree_control", "+cpu").is_ok();
+    workload.filter(is_threaded).filter(has_cpu).unwrap_or(unified)
 }
 
 /// How many cgroups a box may make below its own, and how deep. Teardown walks all of them.
@@ -260,15 +303,20 @@ pub fn change(
         Controller::Cpu => which.cpu,
     };
     let open = |root: Option<&Path>| Cgroup::open(&layout::cgroup(root?, of)).ok();
+    let open_workload = |root: Option<&Path>| {
+        Cgroup::open(&layout::cgroup(root?, of).join(layout::WORKLOAD_CGROUP)).ok()
+    };
     for controller in CONTROLLERS.into_iter().filter(is_changed) {
+        let is_cpu = controller == Controller::Cpu;
         if let Some(cgroup) = open(controller.v1_root(roots)) {
-            controller.reset(&cgroup, Version::V1, limits)?;
+            let workload = open_workload(controller.v1_root(roots)).filter(|_| is_cpu);
+            controller.reset(&workload.unwrap_or(cgroup), Version::V1, limits)?;
             continue;
         }
-        match open(roots.unified.as_deref()).filter(|cgroup| controller.is_in(cgroup)) {
-            Some(cgroup) => controller.reset(&cgroup, Version::V2, limits)?,
-            None => return Err(controller.cannot("change")),
-        }
+        let unified = open(roots.unified.as_deref()).filter(|cgroup| controller.is_in(cgroup));
+        let unified = unified.ok_or_else(|| controller.cannot("change"))?;
+        let workload = open_workload(roots.unified.as_deref()).filter(|_| is_cpu);
+        controller.reset(throttled(&unified, workload.as_ref()), Version::V2, limits)?;
     }
     Ok(())
 }
@@ -388,8 +436,9 @@ pub fn is_of(path: &Path, of: TaggedId<'_>) -> bool {
 /// Lifts the limit on processor time of a box that is about to be killed. A process needs
 /// processor time to die, and hundreds of them at a hundredth of a processor would take minutes.
 pub fn unthrottle(roots: &[PathBuf], of: TaggedId<'_>) {
-    let cgroups = roots.iter().filter_map(|root| Cgroup::open(&layout::cgroup(root, of)).ok());
-    for cgroup in cgroups {
+    let own = roots.iter().map(|root| layout::cgroup(root, of));
+    let all = own.flat_map(|own| [own.join(layout::WORKLOAD_CGROUP), own]);
+    for cgroup in all.filter_map(|path| Cgroup::open(&path).ok()) {
         for (file, unlimited) in [("cpu.max", "max"), ("cpu.cfs_quota_us", "-1")] {
             // Each directory has one of these files or none.
             cgroup.write(file, unlimited).ok();
