@@ -17,7 +17,7 @@ use crate::plan::{Identity, TerminalPlan};
 /// From the creator after the plan, and from the client of an [`Exec`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
-    /// The keeper's identity is on record: this may run. Sent once, by the creator.
+    /// Start the command: the keeper's identity is on record. The creator sends this once.
     Go(Box<Go>),
     /// Send this signal to the command, or to the process of this connection.
     Signal(i32),
@@ -28,8 +28,7 @@ pub enum Request {
 /// What runs in a box, and until when.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Go {
-    /// The command, whose end ends the box. `None`: the box waits for what is executed
-    /// in it.
+    /// The command, whose end ends the box. `None` for a box that waits for execs.
     pub exec: Option<Exec>,
     /// Boot-clock nanoseconds at which the timeout ends the box.
     pub deadline_ns: Option<u64>,
@@ -100,7 +99,7 @@ pub enum Call {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exec {
     pub program: Program,
-    /// `KEY=VALUE` each, over the environment of the box.
+    /// Variables as `KEY=VALUE`, in addition to those of the box.
     #[serde(deserialize_with = "few")]
     pub env: Vec<Vec<u8>>,
     /// `None`: as the box's command.
@@ -132,11 +131,12 @@ pub enum Program {
     Remove(Vec<u8>),
 }
 
-/// `execve` takes 2 MiB of strings and pointers to them (a quarter of the 8 MiB
-/// stack limit): more than this not even of empty ones.
+/// `execve` takes 2 MiB of strings and pointers to them (a quarter of the 8 MiB stack limit). More
+/// strings than this do not fit, even if all are empty.
 const STRINGS_MAX: usize = (2 << 20) / 9;
 
-/// Every string costs many times the byte that an empty one has in a frame.
+/// Reads a bounded number of strings. An empty string has one byte in a frame and takes many times
+/// that in memory.
 fn few<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Vec<u8>>, D::Error> {
     struct Few;
     impl<'de> Visitor<'de> for Few {
@@ -162,14 +162,14 @@ fn few<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Vec<u8>>, D::Er
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ExecStreams {
-    /// The client's pipes; its end ends the process.
+    /// The client's pipes. When the client is gone, the process is killed.
     Passed,
     /// A terminal of the box, whose master side goes to the client.
     Terminal(TerminalPlan),
-    /// The box's log; the process does not need its client. The input of the box's
-    /// command may stay open for clients that attach.
+    /// The box's log. The process does not need its client. The input of the box's command may stay
+    /// open for clients that attach.
     Log { keep_stdin: bool },
-    /// Those that the keeper inherited. For the box's command only.
+    /// The streams that the keeper inherited. Only for the box's command.
     Inherited,
 }
 
@@ -228,13 +228,13 @@ pub enum Refusal {
 /// Usage that only the keeper can see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeeperUsage {
-    /// `None`: it has no scratch space of its own.
+    /// `None` for a box without its own scratch space.
     pub scratch_bytes: Option<u64>,
     pub output_bytes: u64,
     pub output_dropped_bytes: u64,
 }
 
-/// From the keeper.
+/// What a keeper sends to its creator and to clients.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Report {
     /// A pseudo-terminal of the box; its master side travels with this frame.

@@ -18,7 +18,7 @@ use tare_kernel::{fds, memory};
 use crate::call::Report;
 use crate::frame::{REPORT_BYTES_MAX, decode, encode};
 
-/// One read takes this much, which is more than most frames have.
+/// How much one read takes. Most frames are smaller.
 const READ_BYTES: usize = 4 << 10;
 
 /// One end of a connection.
@@ -37,7 +37,7 @@ pub enum Received<M> {
     Message(M),
     /// No complete message yet.
     Nothing,
-    /// The other side is gone, or sent what it may not send.
+    /// The other side has closed the connection or sent something invalid.
     Closed,
 }
 
@@ -46,8 +46,8 @@ impl Channel {
         Self { socket, pending: Vec::new(), passed: Vec::new() }
     }
 
-    /// Returns the next message without waiting. Reads until one is complete or the
-    /// socket is empty, so that a caller that waits for an edge misses nothing.
+    /// Returns the next message without waiting. Reads until a message is complete or the socket is
+    /// empty, so a caller that waits for the next edge (epoll(7)) misses nothing.
     pub fn receive<M: DeserializeOwned>(&mut self, bytes_max: usize) -> Received<M> {
         loop {
             match self.buffered(bytes_max) {
@@ -62,8 +62,8 @@ impl Channel {
         }
     }
 
-    /// Returns the next message without waiting, after one read at most. A keeper
-    /// reads like this, so that no sender can keep it from the others.
+    /// Returns the next message without waiting, after at most one read. A keeper uses this, so that
+    /// no sender can keep it from the others.
     pub fn receive_in_turn<M: DeserializeOwned>(&mut self, bytes_max: usize) -> Received<M> {
         match self.buffered(bytes_max) {
             Received::Nothing => {}
@@ -90,13 +90,13 @@ impl Channel {
         }
     }
 
-    /// The memory that an incomplete message takes.
+    /// Returns the memory that an incomplete message takes.
     pub fn pending_bytes(&self) -> usize {
         self.pending.len()
     }
 
-    /// Waits for the next message until this time of the boot clock. `None` when it has
-    /// passed or the other side is gone.
+    /// Waits for the next message until this time of the boot clock. Returns `None` if the time has
+    /// passed or the other side has closed the connection.
     pub fn wait_until<M: DeserializeOwned>(
         &mut self,
         bytes_max: usize,
@@ -118,8 +118,8 @@ impl Channel {
         }
     }
 
-    /// Whether the other side has closed the connection. Messages that it sent before
-    /// can still be read.
+    /// Returns whether the other side has closed the connection. Messages that it sent before can
+    /// still be read.
     pub fn is_hung_up(&self) -> bool {
         // HUP and ERR are reported without being asked for, poll(2).
         let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
@@ -132,8 +132,7 @@ impl Channel {
         std::mem::take(&mut self.passed)
     }
 
-    /// Sends a message, with descriptors beside its first byte. Waits only if the socket
-    /// does.
+    /// Sends a message and descriptors. Waits only if the socket is blocking.
     pub fn send<M: Serialize>(
         &self,
         message: &M,
@@ -144,7 +143,7 @@ impl Channel {
         self.send_frame(&frame, fds)
     }
 
-    /// Sends a message that is encoded already.
+    /// Sends a message that was encoded before.
     pub fn send_frame(&self, frame: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut sent = fds::send_with(self.socket.as_fd(), frame, fds)?;
         while sent < frame.len() {
@@ -153,8 +152,8 @@ impl Channel {
         Ok(())
     }
 
-    /// Sends a report that has no descriptors. A client that cannot take it is cut off:
-    /// a keeper waits for no client.
+    /// Sends a report without descriptors. If the client cannot take it at once, this closes the
+    /// connection: a keeper waits for no client.
     pub fn report(&self, report: &Report) {
         if self.send(report, REPORT_BYTES_MAX, &[]).is_err() {
             self.hang_up();

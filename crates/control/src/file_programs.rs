@@ -1,8 +1,9 @@
-//! What tare's own programs in a box report, and how a file comes to the one that writes.
+//! The status lines of tare's own programs in a box, the entries of a listing, and the pieces of a
+//! file that is written.
 //!
-//! A program writes one status line to its standard error before it begins, and another
-//! if it fails after that. A status has numbers and known words only: no text that comes
-//! from a box is repeated.
+//! A program writes one status line to its standard error before it begins, and another one if it
+//! fails later. A status has only numbers and known words, except for the reason why an archive is
+//! not complete.
 
 use std::fmt;
 use std::str::FromStr;
@@ -80,7 +81,7 @@ impl FromStr for ProgramStatus {
                 Ok(Self::Ready { kind: Some(kind), size: Some(size(bytes)?) })
             }
             ["failed", errno] => Ok(Self::Failed { errno: errno.parse().map_err(drop)? }),
-            // Keepers of boxes that were made before the first word was added.
+            // Keepers of older boxes do not write the first word.
             [word] => Ok(Self::Ready { kind: Some(PathKind::read(word).ok_or(())?), size: None }),
             _ => Err(()),
         }
@@ -90,8 +91,8 @@ impl FromStr for ProgramStatus {
 /// The largest piece of a file that is written.
 pub const PIECE_BYTES_MAX: usize = 64 << 10;
 
-/// A piece of a file that is written begins with its length. One of no length says that
-/// the file is whole; without it nothing of it is kept.
+/// Returns the beginning of a piece of a file that is written: its length. A piece of length 0 says
+/// that the file is complete. Without it, the file is discarded.
 pub fn piece_head(length: usize) -> [u8; 4] {
     u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes()
 }
@@ -101,7 +102,7 @@ pub fn piece_length(head: [u8; 4]) -> Option<usize> {
     (length <= PIECE_BYTES_MAX).then_some(length)
 }
 
-/// What is in a directory: each entry ends with a zero byte.
+/// An entry of a directory. In a listing, each entry ends with a zero byte.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
     pub kind: ListedKind,
@@ -122,7 +123,7 @@ pub enum ListedKind {
     Other,
 }
 
-/// More than any name and its numbers have.
+/// The size of the longest entry. A name has at most 255 bytes.
 pub const LISTED_BYTES_MAX: usize = 512;
 
 impl ListedKind {
@@ -150,7 +151,7 @@ impl Listed {
         [head.as_bytes(), &self.name, b"\0"].concat()
     }
 
-    /// Without the zero byte; `None` for what no entry looks like.
+    /// Reads an entry without its zero byte. Returns `None` for other bytes.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut fields = bytes.splitn(5, |byte| *byte == b' ');
         let mut text = || std::str::from_utf8(fields.next()?).ok();

@@ -14,18 +14,18 @@ pub const CREATOR_FD: i32 = 3;
 /// The first of the descriptors that [`Plan::roles`] names.
 pub const FIRST_ROLE_FD: i32 = 4;
 
-/// What a descriptor is for that a keeper is born with.
+/// The purpose of a descriptor that a keeper inherits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Role {
     /// The claim on the box's user ids: held, never used.
     UidLock,
-    /// The box's own socket, bound and not listened on.
+    /// The box's own socket: bound, and not listening yet.
     Listener,
-    /// The cgroup v2 directory of the workload, where it is not the keeper's own.
+    /// The cgroup v2 directory of the workload, if it is not the keeper's own.
     WorkloadCgroup,
     /// The `tasks` file of the cgroup v1 directory that limits the processor time of the workload.
     WorkloadTasks,
-    /// The file that tells what happened to a detached box.
+    /// The journal of a detached box.
     Journal,
     /// A segment of a detached box's log: 0 or 1.
     Log(u8),
@@ -41,10 +41,10 @@ pub const KEEPER_NAME: &CStr = c"tare-keeper";
 pub enum TreeSource {
     /// A detached mount that the creator made, by the number of its [`Role::Tree`].
     Inherited(u16),
-    /// A path of the host: an unprivileged creator cannot make mounts, its
-    /// keeper can, in its own namespaces.
+    /// A path of the host. An unprivileged creator cannot make mounts; its keeper can, in its own
+    /// namespaces.
     HostPath(Vec<u8>),
-    /// The box's own `/work`, seen in another place too.
+    /// The box's own `/work`, mounted in another place too.
     Work,
 }
 
@@ -100,14 +100,14 @@ impl From<Resource> for rustix::process::Resource {
     }
 }
 
-/// What the workload keeps of the capabilities over its own box.
+/// The capabilities over its own box that the workload keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Capabilities {
     /// None, and no way to regain one.
     None,
     /// The capabilities of `--root`.
     BoxRoot,
-    /// Unchanged: containment only.
+    /// Those of the keeper, for a contained box.
     Untouched,
 }
 
@@ -117,16 +117,16 @@ pub struct Profile {
     /// `KEY=VALUE` each. An [`Exec`](crate::Exec) can replace them.
     pub env: Vec<Vec<u8>>,
     pub workdir: Vec<u8>,
-    /// `None`: the keeper's own, containment only.
+    /// `None` for a contained box: the keeper's own.
     pub identity: Option<Identity>,
     pub capabilities: Capabilities,
     pub limits: Vec<ResourceLimit>,
-    /// Empty: unconfined.
+    /// Empty for a process without a filter.
     pub seccomp: Vec<BpfInstruction>,
     pub no_new_privs: bool,
 }
 
-/// A name of the host that the box sees read-only under the same name.
+/// A file or directory of the host that the box sees read-only under the same name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HostEntry {
     Directory(String),
@@ -159,9 +159,9 @@ pub struct VolumePlan {
 /// Where the writable files of the box are.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ScratchPlan {
-    /// A tmpfs of the box's own, gone with it.
+    /// A tmpfs that ends with the box.
     Own { bytes: u64, inodes: u64 },
-    /// This one, which outlives the box.
+    /// A directory that outlives the box.
     Kept(TreeSource),
 }
 
@@ -176,8 +176,8 @@ pub struct Filesystem {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LandlockPlan {
-    /// Whether the whole root may be written (an overlay), or only the scratch
-    /// space, the devices and the writable volumes.
+    /// Whether the whole root may be written (an overlay). Otherwise only the scratch space, the
+    /// devices and the writable volumes may.
     pub root_writable: bool,
 }
 
@@ -187,23 +187,24 @@ pub struct TerminalPlan {
     pub columns: u16,
 }
 
-/// What a box has that outlives its creator.
+/// What the keeper of a detached box needs to know in addition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DetachedPlan {
-    /// The log keeps the last of the output, this much.
+    /// The log keeps the newest output, at most this much.
     pub log_bytes_max: u64,
     /// Whether more output than that ends the box.
     pub kill_past_log: bool,
 }
 
+/// Everything that a keeper needs to know to make its box.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// What the keeper's descriptors from [`FIRST_ROLE_FD`] on are for, in order.
+    /// The roles of the keeper's descriptors from [`FIRST_ROLE_FD`] on, in order.
     pub roles: Vec<Role>,
     /// Whether the box has a network namespace of its own.
     pub own_network: bool,
     pub detached: Option<DetachedPlan>,
-    /// `None`: the host's files as they are, containment only.
+    /// `None` for a contained box, which has the host's files.
     pub filesystem: Option<Filesystem>,
     pub hostname: Option<String>,
     pub landlock: Option<LandlockPlan>,

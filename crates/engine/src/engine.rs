@@ -55,11 +55,11 @@ pub struct Engine {
 /// When an engine looks after boxes that were left behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tend {
-    /// Before anything else.
+    /// When it is opened.
     AtOpen,
     /// While the keeper of a new box works, or after a named box was found.
     WhileMaking,
-    /// Not before a sweep is asked for.
+    /// Only in a sweep that the caller requests.
     Never,
 }
 
@@ -67,7 +67,7 @@ pub enum Tend {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpenOptions {
     pub tend: Tend,
-    /// The process stays, and answers many requests: it waits for no box for long.
+    /// The process is a server, which must not wait for one box for long.
     pub serve: bool,
 }
 
@@ -132,7 +132,7 @@ impl Engine {
     fn new(state_root: Option<PathBuf>, access: Access) -> Result<Self, Error> {
         let host = Host::probe();
         if host.boot_id.is_empty() {
-            // Every box would be one of an earlier boot, and over.
+            // Without it, every box would look like one of an earlier boot, which has ended.
             let message = "cannot tell which boot of the host this is";
             let error = Error::failed(message).with_hint("is /proc mounted?");
             return Err(match File::open(BOOT_ID) {
@@ -226,17 +226,18 @@ impl Engine {
         attach::attach(self.at(id))
     }
 
-    /// The output of a box, and its keeper if it lives.
+    /// Returns the log of a box, and its keeper if it lives.
     pub fn logs(&self, id: &BoxId) -> Result<(Logs, Option<Process>), Error> {
         attach::logs(self.at(id))
     }
 
-    /// Copies what is at `path` out of the box, as an archive. An ended box has what it kept.
+    /// Copies the file or directory at `path` out of the box, as an archive. Of an ended box, only kept
+    /// files can be copied.
     pub fn copy_out(&self, id: &BoxId, path: &Path) -> Result<Copy, Error> {
         files::copy_out(self.at(id), path)
     }
 
-    /// Copies the regular files at `path` out of a live box, as far as they can be read.
+    /// Copies the readable regular files at `path` out of a live box, as an archive.
     pub fn copy_files_out(&self, id: &BoxId, path: &Path) -> Result<Copy, Error> {
         files::copy_files_out(self.at(id), path)
     }
@@ -246,7 +247,7 @@ impl Engine {
         files::copy_in(self.at(id), path)
     }
 
-    /// Reads a regular file, wherever links lead.
+    /// Reads a regular file. Links are followed.
     pub fn read_file(&self, id: &BoxId, path: &Path) -> Result<FileTransfer, Error> {
         files::read_file(self.at(id), path)
     }
@@ -256,24 +257,24 @@ impl Engine {
         files::list_files(self.at(id), path)
     }
 
-    /// Writes a new file in place of the file or link that is there.
+    /// Writes a file, which replaces an existing file or link when it is complete.
     pub fn write_file(&self, id: &BoxId, path: &Path) -> Result<FileTransfer, Error> {
         files::write_file(self.at(id), path)
     }
 
-    /// Removes a file, a link, or a directory with all that is in it.
+    /// Removes a file, a link, or a directory with everything in it.
     pub fn remove_file(&self, id: &BoxId, path: &Path) -> Result<(), Error> {
         files::remove_file(self.at(id), path)
     }
 
     // Finding and inspecting boxes.
 
-    /// The box of any tenant with this id, this name (also as `KEY:NAME`), or an id that begins so.
+    /// Finds a box of any tenant by its id, its name (also as `KEY:NAME`) or the beginning of its id.
     pub fn find(&self, reference: &str) -> Result<BoxId, Error> {
         self.find_in(&Scope::All, reference)
     }
 
-    /// The same among the boxes that a caller can see.
+    /// Finds a box among those that a caller can see.
     pub fn find_in(&self, scope: &Scope, reference: &str) -> Result<BoxId, Error> {
         self.find_recorded(scope, reference)?.ok_or_else(|| no_box(reference))
     }
@@ -282,13 +283,13 @@ impl Engine {
         find::find(&self.root, scope, reference, || self.cleaned())
     }
 
-    /// The API key that a box belongs to. `None` for a box of the command line or of a server without
-    /// keys, and if nothing says it.
+    /// Returns the API key that a box belongs to. `None` for a box of the command line, of a server
+    /// without keys, or without a readable record.
     pub fn key_of(&self, id: &BoxId) -> Option<String> {
         find::tenant_of(&self.root, id)?.key().map(str::to_owned)
     }
 
-    /// Every box, the oldest first.
+    /// Lists every box, the oldest first.
     pub fn list(&self) -> Result<Vec<Status>, Error> {
         find::list(&self.root)
     }
@@ -297,39 +298,39 @@ impl Engine {
         Ok(inspect::status(self.at(id), &self.observe(id)?))
     }
 
-    /// The status of a box that was just started. One that keeps nothing may have ended and be
-    /// gone.
+    /// Returns the status of a box that was just started. A box that keeps nothing may have ended and
+    /// been removed since.
     pub fn status_of_new(&self, id: &BoxId, spec: &Spec) -> Result<Status, Error> {
         inspect::status_of_new(self.at(id), spec)
     }
 
-    /// The status of a box that was detached; `None` for one that is being made.
+    /// Returns the status of a box that was detached, or `None` for a box that is being made.
     pub fn announced(&self, id: &BoxId) -> Result<Option<Status>, Error> {
         inspect::announced(self.at(id))
     }
 
-    /// Everything that is known of a box.
+    /// Returns everything that is known about a box.
     pub fn details(&self, id: &BoxId) -> Result<Details, Error> {
         inspect::details(self.at(id))
     }
 
-    /// What a live box uses.
+    /// Returns what a live box uses.
     pub fn usage(&self, id: &BoxId) -> Result<Usage, Error> {
         self.usage_until(id, Instant::now() + inspect::ANSWERS_WITHIN)
     }
 
-    /// What a live box uses. After `until` its keeper is not asked any more, so that a command
-    /// about many boxes waits no longer than one about a single box.
+    /// Returns what a live box uses. Does not ask its keeper after `until`, so that a command about many
+    /// boxes waits no longer than a command about one.
     pub fn usage_until(&self, id: &BoxId, until: Instant) -> Result<Usage, Error> {
         inspect::usage(self.at(id), until)
     }
 
-    /// What a box uses of the gauges of processes and memory. Nothing if it is gone.
+    /// Returns the processes and the memory of a box as gauges count them; zero if it is gone.
     pub fn gauged_use(&self, id: &BoxId) -> GaugedUse {
         inspect::gauged_use(self.at(id))
     }
 
-    /// The keeper of a box, which lives as long as the box.
+    /// Returns the keeper of a box, which lives as long as the box.
     pub fn keeper(&self, id: &BoxId) -> Result<Option<Process>, Error> {
         Ok(self.observe(id)?.keeper.into_alive())
     }
@@ -345,14 +346,14 @@ impl Engine {
         stop::signal(self.at(id), signal)
     }
 
-    /// Asks the command to stop, and does not wait for it. Whether or not [`Self::end_stop`]
-    /// follows, the box ends after the grace.
+    /// Asks the command to stop, and does not wait for it. The box ends after the grace period, even
+    /// without [`Self::end_stop`].
     pub fn begin_stop(&self, id: &BoxId, grace: Duration) -> Result<Stopping, Error> {
         stop::begin_stop(self.at(id), grace)
     }
 
-    /// Ends a box that has not stopped after the grace. Returns when the box was seen gone: the
-    /// damage of its record, if that is why nothing of the box is kept.
+    /// Ends a box that has not stopped after the grace period, and returns when tare has seen that it
+    /// is gone. If its record was removed because it is damaged, returns the damage.
     pub fn end_stop(&self, stopping: &Stopping) -> Result<Option<String>, Error> {
         self.cleaned();
         stop::end_stop(&self.root, stopping, self.end_within)
@@ -363,7 +364,7 @@ impl Engine {
         stop::kill(self.at(id), self.end_within)
     }
 
-    /// Removes a box. One that is not over is only removed by force.
+    /// Removes a box. A box that has not ended is removed only with `force`.
     pub fn remove(&self, id: &BoxId, force: bool) -> Result<(), Error> {
         if self.cleaned().contains(id) {
             return Ok(());
@@ -386,19 +387,19 @@ impl Engine {
         stop::await_end(&self.root, watch)
     }
 
-    /// How a watched box has ended, or what to wait for. Does not wait.
+    /// Returns how a watched box has ended, or what to wait for. Does not wait.
     pub fn look_for_end(&self, watch: &EndWatch) -> Result<Looked, Error> {
         stop::look_for_end(&self.root, watch)
     }
 
     // Changing boxes.
 
-    /// Stops every process of a detached box where it is; its deadlines go on.
+    /// Freezes every process of a detached box. Its deadlines continue.
     pub fn pause(&self, id: &BoxId) -> Result<(), Error> {
         change::pause(self.at(id))
     }
 
-    /// Lets the processes of a box go on.
+    /// Continues the processes of a paused box.
     pub fn resume(&self, id: &BoxId) -> Result<(), Error> {
         change::resume(self.at(id))
     }
@@ -413,9 +414,9 @@ impl Engine {
         change::update(self.at(id), changes)
     }
 
-    // The proof, and what is done about it.
+    // Audits, sweeps, gauges and histories.
 
-    /// Everything that boxes hold, and what of it should not be there.
+    /// Reports everything that boxes hold, and the differences between records and host.
     pub fn audit(&self) -> Result<Audit, Error> {
         audit::audit(&self.root)
     }
@@ -425,12 +426,12 @@ impl Engine {
         audit::audit_until_clean(&self.root)
     }
 
-    /// What a sweep would do. Changes nothing.
+    /// Returns what a sweep would do. Changes nothing.
     pub fn plan_sweep(&self) -> Result<Vec<Swept>, Error> {
         sweep::plan(&self.root)
     }
 
-    /// Does what an audit finds, and finishes every box that is over.
+    /// Removes what an audit finds, and finishes every box that has ended.
     pub fn sweep(&self) -> Result<Vec<Swept>, Error> {
         sweep::sweep(&self.root)
     }
@@ -444,18 +445,18 @@ impl Engine {
         Ok(Gauges::open(boxes, &self.root, settings))
     }
 
-    /// Whether the record of a box stays after its end.
+    /// Returns whether the record of a box stays after its end.
     pub fn is_kept(&self, id: &BoxId) -> Result<bool, Error> {
         Ok(self.observe(id)?.record.is_kept())
     }
 
-    /// How a box ended and why it was removed, while its history is kept.
+    /// Returns how a box ended and why it was removed, while its history is kept.
     pub fn removed(&self, id: &BoxId) -> Option<RemovedBox> {
         history::removed_box(&self.root, id)
     }
 
-    /// Explains what happened to the box with this id, this name, or an id that begins so. A present
-    /// name comes before former ones. Of several boxes that had a name, the last one counts.
+    /// Explains what happened to the box with this id, this name, or an id that begins like this. A
+    /// present name comes before former ones. If several boxes had the name, the last one counts.
     pub fn explain(&self, reference: &str) -> Result<Explanation, Error> {
         match self.find_recorded(&Scope::All, reference)? {
             Some(id) if !self.cleaned().contains(&id) => history::explain_recorded(self.at(&id)),

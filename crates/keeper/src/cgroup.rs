@@ -1,8 +1,8 @@
-//! Stopping the workload where it is.
+//! Freezes the workload.
 //!
-//! The keeper freezes the box between two processes that it starts: it waits
-//! for each of them until that has executed (see `launch::until_exec`), and one
-//! that is stopped before would stop the keeper, with all deadlines, too.
+//! The keeper does this itself, between two processes that it starts. It waits until each new
+//! process has executed (`launch::until_exec`). A process that were frozen before that would make
+//! the keeper wait too, and the keeper would enforce no deadline meanwhile.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -10,13 +10,14 @@ use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::{pread, pwrite};
 use tare_kernel::step::step;
 
+/// The file `cgroup.freeze` of the workload's cgroup.
 #[derive(Debug)]
 pub struct Freezer {
     file: OwnedFd,
 }
 
 impl Freezer {
-    /// Of the workload's cgroup.
+    /// Opens the freezer of the workload's cgroup.
     pub fn open(cgroup: BorrowedFd<'_>) -> rustix::io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         let open = || openat(cgroup, c"cgroup.freeze", flags, Mode::empty());
@@ -29,8 +30,8 @@ impl Freezer {
         step("freeze the workload", || pwrite(&self.file, b"1", 0)).map(drop)
     }
 
-    /// Whether the workload is to be frozen: a process that is started now would not
-    /// begin.
+    /// Returns whether the workload is frozen or being frozen. A process that is started then
+    /// does not run.
     pub fn is_frozen(&self) -> bool {
         let mut wanted = [0];
         matches!(pread(&self.file, &mut wanted, 0), Ok(1)) && wanted == *b"1"

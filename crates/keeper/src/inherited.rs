@@ -6,12 +6,12 @@ use std::os::fd::OwnedFd;
 use tare_control::{CREATOR_FD, FIRST_ROLE_FD, Role};
 use tare_kernel::fds;
 
-/// The socket to the creator, over which the plan comes.
+/// Takes over the socket to the creator, which sends the plan.
 pub fn creator() -> io::Result<OwnedFd> {
     fds::inherited(CREATOR_FD)
 }
 
-/// The descriptors that the plan names. What is not taken is closed with this value.
+/// The descriptors that the plan names. Dropping this closes those that were not taken.
 #[derive(Debug)]
 pub struct InheritedFds(Vec<(Role, OwnedFd)>);
 
@@ -22,7 +22,7 @@ impl InheritedFds {
         Ok(Self(fds.collect::<io::Result<_>>()?))
     }
 
-    /// `None` when the plan names no such descriptor, or it was taken before.
+    /// Returns `None` if the plan names no such descriptor, or if it was taken before.
     pub fn take(&mut self, role: Role) -> Option<OwnedFd> {
         let at = self.0.iter().position(|(one, _)| *one == role)?;
         Some(self.0.swap_remove(at).1)

@@ -10,12 +10,13 @@ use tare_control::journal::{BoxEvent, Event};
 use tare_kernel::clock::boot_ns;
 use tare_kernel::step::step;
 
+/// The journal of a box, open for writing.
 #[derive(Debug)]
 pub struct Journal {
     file: OwnedFd,
-    /// How many events the ring got so far.
+    /// The number of events in the ring so far.
     events: u32,
-    /// How many processes clients started.
+    /// The number of processes that clients have started.
     processes: u32,
 }
 
@@ -30,7 +31,7 @@ impl Journal {
         self.processes
     }
 
-    /// Writes an event that the box can do without.
+    /// Writes an event. A failure is ignored: the box works without the event.
     pub fn note(&mut self, what: BoxEvent) {
         self.write(what).ok();
     }

@@ -45,7 +45,8 @@ use tare_kernel::step::step;
 
 /// The whole life of a keeper. Its process does nothing else.
 pub fn main() -> ExitCode {
-    // The first use of this clock reads `/proc`, which is the host's until the box is made.
+    // The first use of this clock reads `/proc`, which is the host's until the keeper has made
+    // the box.
     let _since_boot = boot_ns();
     let Ok(creator) = inherited::creator() else {
         return ExitCode::FAILURE;
@@ -58,7 +59,7 @@ pub fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    // Without a go nothing runs: the creator is gone, or gave up.
+    // Without a go, nothing runs: the creator has died or given up.
     let Some(Request::Go(go)) = creator.wait_until(CALL_BYTES_MAX, u64::MAX) else {
         return ExitCode::SUCCESS;
     };
@@ -72,7 +73,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// A box that has its plan and waits for its go.
+/// A box that is made and waits for its go.
 struct MadeBox {
     context: ExecContext,
     journal: Option<Journal>,
@@ -80,7 +81,7 @@ struct MadeBox {
     child_signal: OwnedFd,
     freezer: Option<Freezer>,
     has_scratch: bool,
-    /// The claim on the box's user ids: held until the box is gone.
+    /// The claim on the box's user ids, which the keeper holds until the box has ended.
     uid_lock: OwnedFd,
 }
 
@@ -91,7 +92,7 @@ impl MadeBox {
         };
         let mut fds = InheritedFds::new(&plan.roles).failing(SetupStep::ReadPlan, "descriptors")?;
         let cgroup = fds.take(Role::WorkloadCgroup);
-        // Opened now: the box that is made next has no path to it.
+        // Before the box is made: no path in the box leads to this file.
         let freezer = cgroup.as_ref().map(|cgroup| Freezer::open(cgroup.as_fd())).transpose();
         let freezer = freezer.failing(SetupStep::ReadPlan, "cgroup.freeze")?;
         let tasks = fds.take(Role::WorkloadTasks);
@@ -109,7 +110,7 @@ impl MadeBox {
             }
             None => (None, None),
         };
-        // Before there is a child, so that the end of none is missed.
+        // Before the first child is started, so that the keeper misses no child's end.
         let child_signal =
             step("watch children", signals::child_signal).failing(SetupStep::Fork, "signals")?;
         Ok(Self {
@@ -148,7 +149,7 @@ impl MadeBox {
 
 /// Reports to the creator, or writes to the journal, how the box ended.
 fn conclude(supervisor: &mut Supervisor, end: End) {
-    // A command can end before the creator has detached.
+    // The command can end before the creator has detached the box.
     supervisor.await_detachment();
     if end.cause == Cause::ClientGone {
         return supervisor.note(BoxEvent::Abandoned);

@@ -1,5 +1,5 @@
-//! The standard streams of a detached box: its output goes from pipes and its terminal
-//! into its log, and the write end of its input stays with the keeper.
+//! The standard streams of a detached box. The keeper copies output from pipes and from the
+//! terminal into the log, and keeps the write end of the command's input.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,25 +11,25 @@ use tare_control::log::{Stream, Writer};
 use tare_control::{DetachedPlan, Identity};
 use tare_kernel::step::step;
 
-/// One read takes this much; the keeper has no more memory for it.
+/// How much one read takes. The keeper has no more memory for it.
 const CHUNK_BYTES: usize = 16 << 10;
-/// After so many reads of one stream the others get their turn.
+/// How many reads of one stream follow each other before the next stream is read.
 const ROUNDS_MAX: usize = 8;
-/// What a pipe can hold at the end of its box, in chunks: 1 MiB, the most that
-/// an unprivileged user can make it (pipe(7)).
+/// How many reads empty a pipe at the end of its box. A pipe holds at most 1 MiB, unless a
+/// privileged user made it larger (pipe(7)).
 const LAST_ROUNDS_MAX: usize = 64;
 
-/// What becomes descriptors 0, 1 and 2 of a process.
+/// The descriptors 0, 1 and 2 of a new process.
 #[derive(Debug)]
 pub enum Streams {
-    /// Those that the keeper inherited.
+    /// The keeper's own, which it inherited from the creator.
     Keepers,
     /// A terminal, which also controls the process.
     Terminal(OwnedFd),
     Given([OwnedFd; 3]),
 }
 
-/// The log of a detached box, and what leads to it.
+/// The log of a detached box, and the pipes and terminals that lead to it.
 #[derive(Debug)]
 pub struct Output {
     ring: Writer,
@@ -40,7 +40,7 @@ pub struct Output {
     kill_past: bool,
 }
 
-/// The way to the command's standard input.
+/// The write end of the command's standard input.
 #[derive(Debug)]
 enum Input {
     Pipe(OwnedFd),
@@ -48,7 +48,7 @@ enum Input {
 }
 
 impl Output {
-    /// Makes the pipes of all processes whose output goes into the log.
+    /// Makes one pair of pipes for all processes whose output goes into the log.
     pub fn open(
         plan: &DetachedPlan,
         log: [OwnedFd; 2],
@@ -69,8 +69,8 @@ impl Output {
         Ok(output)
     }
 
-    /// The terminal of the command: its output goes into the log, and clients that
-    /// attach write to it.
+    /// Copies the output of the command's terminal into the log. Clients that attach write to the
+    /// terminal.
     pub fn watch_terminal(&mut self, master: OwnedFd) -> io::Result<()> {
         self.add(Stream::Stdout, master.try_clone()?)?;
         self.input = Some(Input::Terminal(master));
@@ -84,7 +84,7 @@ impl Output {
         Ok(())
     }
 
-    /// The streams of a process whose output goes into the log. With `keep_stdin` its
+    /// Returns the streams of a process whose output goes into the log. With `keep_stdin`, its
     /// input stays open for clients that attach.
     pub fn streams(&mut self, keep_stdin: bool, owner: Option<Identity>) -> io::Result<Streams> {
         let stdin = if keep_stdin {
@@ -98,7 +98,7 @@ impl Output {
         Ok(Streams::Given([stdin, stdout.try_clone()?, stderr.try_clone()?]))
     }
 
-    /// The way to the command's input, and whether it is a terminal's.
+    /// Returns the write end of the command's input, and whether it is a terminal.
     pub fn input(&self) -> Option<(BorrowedFd<'_>, bool)> {
         match self.input.as_ref()? {
             Input::Pipe(fd) => Some((fd.as_fd(), false)),
@@ -118,30 +118,30 @@ impl Output {
         self.ring.dropped_bytes()
     }
 
-    /// Whether the output passed the limit of a box that ends there.
+    /// Returns whether the box has to end because its output is larger than the limit.
     pub fn is_past_limit(&self) -> bool {
         self.kill_past && self.ring.received_bytes() > self.bytes_max
     }
 
-    /// Takes what is there, without waiting.
+    /// Copies what has arrived into the log, without waiting.
     pub fn collect(&mut self) {
         self.take(ROUNDS_MAX);
     }
 
-    /// Takes what was written before the end of the box.
+    /// Copies everything that was written before the end of the box.
     pub fn collect_last(&mut self) {
         self.take(LAST_ROUNDS_MAX);
     }
 
     fn take(&mut self, rounds_max: usize) {
         let ring = &mut self.ring;
-        // A terminal whose other side is closed fails with EIO at every read: it is
+        // Every read of a terminal whose other side is closed fails with EIO, so the terminal is
         // dropped.
         self.sources.retain(|(stream, fd)| copy(ring, *stream, fd, rounds_max));
     }
 }
 
-/// `false` when nothing more will come.
+/// Copies one stream into the log. Returns `false` if the stream has ended.
 fn copy(ring: &mut Writer, stream: Stream, source: &OwnedFd, rounds_max: usize) -> bool {
     let mut buffer = [0; CHUNK_BYTES];
     for _ in 0..rounds_max {

@@ -1,7 +1,7 @@
-//! Starts a keeper: from an order to a process that waits with its descriptors, in its
-//! cgroup and namespaces, with its ids mapped.
+//! Starts a keeper: a process that waits for its go in its cgroup and namespaces, with its descriptors
+//! and its id maps.
 //!
-//! The order decides everything. Nothing here knows specs or records.
+//! The order decides everything. This file knows neither specs nor records.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -23,19 +23,20 @@ use crate::host::Host;
 use crate::host::obstacle::{Step, explained};
 use crate::host::tag::TaggedId;
 
-/// How a keeper is to be born.
+/// The keeper to start.
 #[derive(Debug)]
 pub struct BirthOrder<'a> {
     pub namespaces: Namespaces,
-    /// The cgroup v2 directory that it is born in.
+    /// The cgroup v2 directory that it starts in.
     pub cgroup: Option<BorrowedFd<'a>>,
     /// The `tasks` files of cgroup v1 directories, which it joins.
     pub tasks: &'a [OwnedFd],
     /// Its descriptors 0, 1 and 2.
     pub stdio: [BorrowedFd<'a>; 3],
     pub endowment: &'a Endowment<'a>,
-    /// The locked record. Without cgroups nothing else shows that a keeper is about to
-    /// start, or to end because its creator was killed: until then the box is busy.
+    /// The locked record. The keeper holds it open until it executes or dies, so the record stays
+    /// locked until then. Without cgroups, nothing else shows that a keeper is about to start, or to
+    /// end because its creator was killed.
     pub record: BorrowedFd<'a>,
     pub map: IdMap,
     /// The box, whose id is the last of the keeper's arguments.
@@ -49,8 +50,8 @@ pub struct WaitingKeeper {
     pub link: Channel,
 }
 
-/// Why there is no box, and the keeper that was started for it, if there is one. It is
-/// our child, which no other process can reap.
+/// Why the box could not be made, and the keeper if one was started. The keeper is a child of this
+/// process, and no other process can reap it.
 #[derive(Debug)]
 pub struct CreateFailed {
     pub error: Error,
@@ -63,19 +64,19 @@ impl From<Error> for CreateFailed {
     }
 }
 
-/// Which ids of the host the box's ids are.
+/// The ids of the host that the box's ids are mapped to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IdMap {
-    /// The host's own: no user namespace.
+    /// The same ids: the box has no user namespace.
     Host,
     /// A whole range that no other box has.
     Range { first: u32 },
-    /// The caller's own id, under the number that the workload wants.
+    /// The caller's own ids, under the numbers of the box's user.
     Single { uid: u32, gid: u32 },
 }
 
 impl IdMap {
-    /// The host's id of the box's user 0, if no other box or user has it.
+    /// Returns the host's id of the box's user 0, if it belongs to this box alone.
     pub fn first_uid(self) -> Option<u32> {
         match self {
             Self::Range { first } => Some(first),
@@ -125,10 +126,9 @@ pub fn spawn_keeper(host: &Host, order: &BirthOrder<'_>) -> Result<WaitingKeeper
     }
 }
 
-/// The keeper's program is this one, under another name. A box can only reach it
-/// through `/proc/1/exe`, which is closed to it: PID 1 is another user, not
-/// dumpable, and invisible. Where we may make mounts it is also on a mount of its own,
-/// which is read-only.
+/// Opens the keeper's program: this binary. A box could reach it only through `/proc/1/exe`, which is
+/// closed to it, because PID 1 has another user, is not dumpable and is invisible. With the right to
+/// make mounts, the program is also on a read-only mount of its own.
 fn program(host: &Host) -> io::Result<OwnedFd> {
     let opened = step("open the keeper's program", || open_path(CWD, c"/proc/self/exe"))?;
     if !host.is_privileged() {
@@ -140,8 +140,8 @@ fn program(host: &Host) -> io::Result<OwnedFd> {
     Ok(alone)
 }
 
-/// The tag of its state root and its box come last, for tools that look at the host's
-/// processes.
+/// Returns the keeper's arguments. They contain the tag of the state root and the id of the box, by
+/// which tare finds keepers without a record.
 fn arguments(of: TaggedId<'_>) -> [CString; 3] {
     let of = [of.tag.as_str(), of.id.as_str()];
     let [tag, id] = of.map(|word| CString::new(word).expect("neither has a NUL"));

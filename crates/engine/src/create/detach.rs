@@ -1,5 +1,4 @@
-//! `run -d`: a box that is made like any other, and left to its keeper when its command
-//! runs.
+//! `run -d`: makes a box, and detaches it when its command runs.
 //!
 //! ```text
 //! record ─▶ ... ─▶ keeper ─▶ plan ─▶ identity ─▶ go ─▶ Started ─▶ Detach ─▶ Detached
@@ -24,17 +23,17 @@ use crate::record::LockedRecord;
 use crate::session::{Event, Reserve, Session};
 use crate::spec::{BoxId, DetachOptions, Limit, Spec, quantity};
 
-/// How long a box may take to start; a file system of a volume that does not
-/// answer must not block its creator forever.
+/// How long a box may take to start. A file system that does not answer must not block the creator
+/// forever.
 const START_WITHIN: Duration = Duration::from_secs(60);
 
-/// A box that runs by itself.
+/// A box that was detached.
 #[derive(Debug)]
 pub struct Started {
     pub id: BoxId,
-    /// Defaults that this host cannot enforce, a sentence each.
+    /// A sentence for each default that this host cannot enforce.
     pub notes: Vec<String>,
-    /// A child of this process, which has to reap it if it lives on.
+    /// A child of this process. A process that lives on has to reap it.
     pub keeper: Process,
 }
 
@@ -53,8 +52,8 @@ pub fn start(
     start_recorded(root.at(&id), (record, reserve), (spec, options, given_up), tend)
 }
 
-/// Makes a detached box with a chosen id. `None` when that box exists or is being made. An error
-/// when it existed and was removed, for as long as its history is kept.
+/// Makes a detached box with a chosen id. Returns `None` if that box exists or is being made. It is
+/// an error if the box existed and was removed, while its history is kept.
 pub fn start_as(
     at: BoxAt<'_>,
     spec: &Spec,
@@ -67,8 +66,8 @@ pub fn start_as(
         Err(error) if is_taken(&error) => return Ok(None),
         record => record?,
     };
-    // A removal adds the history before it removes the record: with the record in our hands nothing
-    // falls between the two.
+    // A removal writes the history before it removes the record. So while this process has the
+    // record, a removed box is in the history.
     if was_detached(at)? {
         drop(reserve);
         return Err(create::abandon(at, record, removed(at.id), tend));
@@ -76,8 +75,8 @@ pub fn start_as(
     start_recorded(at, (record, reserve), (spec, options, None), tend).map(Some)
 }
 
-/// Returns whether a box of this id was detached, and is removed. The id of a box that was never
-/// detached was never announced.
+/// Returns whether a box with this id was detached and removed. The id of a box that was never
+/// detached was never returned to a client.
 fn was_detached(at: BoxAt<'_>) -> Result<bool, Error> {
     let removed = history::removed(at.root)?;
     Ok(removed.iter().any(|sources| sources.id == *at.id && sources.detached))
@@ -97,7 +96,7 @@ fn start_recorded(
     detach(create::make(at, record, reserve, new, tend)?, given_up)
 }
 
-/// Leaves a box to its keeper. A failure leaves nothing.
+/// Detaches a box. A failure leaves nothing.
 fn detach(mut session: Session, given_up: Option<BorrowedFd<'_>>) -> Result<Started, Error> {
     match await_detached(&mut session, given_up) {
         Ok(keeper) => {
@@ -108,7 +107,7 @@ fn detach(mut session: Session, given_up: Option<BorrowedFd<'_>>) -> Result<Star
     }
 }
 
-/// The record of a box is a directory of which there is one.
+/// Returns whether the record could not be made because it exists.
 fn is_taken(error: &Error) -> bool {
     let why = std::error::Error::source(error);
     let why = why.and_then(|why| why.downcast_ref::<io::Error>());
@@ -116,12 +115,12 @@ fn is_taken(error: &Error) -> bool {
 }
 
 fn removed(id: &BoxId) -> Error {
-    let message = format!("box {id} is removed, and is not made again");
+    let message = format!("box {id} was removed, and its id is not used again");
     Error::conflict(message).with_hint(Hint::IdWasUsed)
 }
 
-/// The log is memory of the box where the state root is in memory, as it is by
-/// default: it may take this part of it.
+/// The log may take a quarter of the memory limit. By default the state root is in memory, and the
+/// log counts as memory of the box.
 const LOG_PART_OF_MEMORY: u64 = 4;
 
 fn with_log_in_memory(options: &DetachOptions, spec: &Spec) -> Result<DetachOptions, Error> {
@@ -143,8 +142,8 @@ fn with_log_in_memory(options: &DetachOptions, spec: &Spec) -> Result<DetachOpti
     Ok(DetachOptions { log_bytes_max, ..options.clone() })
 }
 
-/// Waits until the command runs, then detaches the box and returns its keeper. Nothing may
-/// fail after that: a start that fails leaves nothing.
+/// Waits until the command runs, detaches the box and returns its keeper. Nothing can fail after
+/// that, because a start that fails must leave nothing.
 fn await_detached(
     session: &mut Session,
     given_up: Option<BorrowedFd<'_>>,
@@ -198,8 +197,7 @@ fn await_report(
     }
 }
 
-/// A command that ended before its box was detached ended the box: there is nothing to
-/// announce.
+/// Returns the error for a box that ended before it was detached.
 fn failed(event: Event) -> Error {
     match event {
         Event::Failed(error) => error,

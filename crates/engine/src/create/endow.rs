@@ -1,8 +1,7 @@
-//! The descriptors that a keeper is born with, by role.
+//! The descriptors that a keeper inherits, by role.
 //!
-//! The creator opens them and lends them for the birth. The plan lists the roles in the
-//! order of the numbers, made from this value, so that no two descriptors can be
-//! exchanged.
+//! The creator opens them. The plan lists their roles in the order of their numbers. The list is made
+//! from this value, so no two descriptors can be swapped.
 
 use std::os::fd::BorrowedFd;
 
@@ -10,6 +9,7 @@ use tare_control::{Role, TreeSource};
 
 use crate::holdings::{Place, Tree};
 
+/// The descriptors for a keeper.
 #[derive(Debug, Default)]
 pub struct Endowment<'a> {
     fds: Vec<(Role, BorrowedFd<'a>)>,
@@ -34,7 +34,7 @@ impl<'a> Endowment<'a> {
         }
     }
 
-    /// The roles in the order of the descriptors' numbers.
+    /// Returns the roles in the order of the descriptors' numbers.
     pub fn roles(&self) -> Vec<Role> {
         self.fds.iter().map(|(role, _)| *role).collect()
     }

@@ -6,10 +6,10 @@
 //!     ─▶ go ─▶ command                                                   (go)
 //! ```
 //!
-//! The plan describes the box, the go what runs in it. In between the keeper has its
-//! plan, makes the box and waits.
+//! The plan describes the box, and the go says what runs in it. In between, the keeper makes the box
+//! and waits.
 //!
-//! This folder ends no box but those that it could not make.
+//! This folder ends only boxes that it could not make.
 
 pub mod birth;
 pub mod detach;
@@ -50,15 +50,14 @@ use crate::spec::{BoxId, DetachOptions, Isolation, Limit, Network, Spec, Termina
 use crate::teardown::roll_back;
 use crate::time::from_now;
 
-/// What to make.
+/// The box to make.
 #[derive(Debug, Clone, Copy)]
 pub struct NewBox<'a> {
     pub spec: &'a Spec,
     pub mode: Mode<'a>,
 }
 
-/// Whether the box stays with its creator, which has its streams, or is left to its
-/// keeper.
+/// Whether the box stays with its creator, which has its streams, or is detached.
 #[derive(Debug, Clone, Copy)]
 pub enum Mode<'a> {
     Attached(Stdin),
@@ -74,7 +73,7 @@ impl<'a> Mode<'a> {
     }
 }
 
-/// A box whose keeper has its plan and is on record, and waits for the go.
+/// A box whose keeper has its plan, is on record and waits for the go.
 #[derive(Debug)]
 pub struct Prepared {
     session: Session,
@@ -83,7 +82,7 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Lets the box run: this command, or without one what is executed in it.
+    /// Starts the command. A box without a command waits for execs.
     pub fn go(self, exec: Option<Exec>) -> Result<Session, Error> {
         let deadline_ns = self.timeout.map(from_now);
         let go = Go { exec, deadline_ns, lease_ns: self.lease.ends_ns() };
@@ -109,7 +108,7 @@ pub fn run(root: &StateRoot, spec: &Spec, stdin: Stdin, tend: &dyn Fn()) -> Resu
     make(root.at(&id), record, reserve, NewBox { spec, mode: Mode::Attached(stdin) }, tend)
 }
 
-/// Makes a box and lets its command run. A failure leaves nothing.
+/// Makes a box and starts its command. A failure leaves nothing.
 fn make(
     at: BoxAt<'_>,
     record: LockedRecord,
@@ -118,12 +117,13 @@ fn make(
     tend: &dyn Fn(),
 ) -> Result<Session, Error> {
     let session = prepare(at, record, reserve, new, tend)?.go(plan::first_exec(new))?;
-    // The keeper needs nothing of us for a while.
+    // The keeper works by itself now, so there is time for this.
     tend();
     Ok(session)
 }
 
-/// Makes the record of a new box. What others have left may be in its way.
+/// Makes the record of a new box. If that fails, cleans up after other boxes, which may have used up
+/// space.
 fn record(
     at: BoxAt<'_>,
     spec: &Spec,
@@ -142,7 +142,7 @@ fn record(
     })
 }
 
-/// Removes a record whose box could not be made, and returns the error for the user.
+/// Removes the record of a box that is not made, and returns the error for the user.
 fn abandon(at: BoxAt<'_>, record: LockedRecord, why: Error, tend: &dyn Fn()) -> Error {
     tend();
     roll_back(at, record, None, why)
@@ -174,7 +174,7 @@ pub fn prepare(
     }
 }
 
-/// What a box is made of, before it has a process.
+/// Everything that was acquired for a box before its keeper is started.
 #[derive(Debug)]
 struct Acquired {
     range: UidRange,
@@ -243,8 +243,8 @@ impl Acquired {
     }
 }
 
-/// Starts the keeper, sends it its plan and writes its identity to the record. The keeper
-/// makes the box meanwhile, which dies with it.
+/// Starts the keeper, sends it the plan and writes its identity to the record. Meanwhile the keeper
+/// makes the box, which ends with it.
 fn start_keeper(
     at: BoxAt<'_>,
     record: &mut LockedRecord,
@@ -286,7 +286,7 @@ fn start_keeper(
     }
 }
 
-/// A box that has a keeper.
+/// A box whose keeper was started.
 #[derive(Debug)]
 struct StartedKeeper {
     child: Child,
@@ -301,7 +301,7 @@ struct StartedKeeper {
 }
 
 impl StartedKeeper {
-    /// Nothing runs in the box before this is on record.
+    /// Writes the keeper's identity to the record. Nothing runs in the box before that.
     fn write_identity(&self, record: &mut LockedRecord, host: &Host) -> Result<(), Error> {
         let identity = self.identity(host).and_then(|identity| record.add_keeper(identity));
         identity
@@ -356,8 +356,7 @@ fn too_large(error: tare_control::FrameError) -> Error {
         .with_hint(Hint::PassLargeDataOtherwise)
 }
 
-/// A keeper that is gone has reported why, or its death will tell: sending to it is no
-/// failure.
+/// Ignores that the keeper has died: its report or its death gives the reason later.
 fn unless_gone(sent: io::Result<()>) -> io::Result<()> {
     let is_gone = |kind| matches!(kind, io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset);
     match sent {
@@ -372,8 +371,7 @@ fn namespaces(spec: &Spec, map: IdMap) -> Namespaces {
         IdMap::Host => base,
         IdMap::Range { .. } | IdMap::Single { .. } => base.and(Namespaces::USER),
     };
-    // The network namespace takes longest to make: the keeper has it made beside
-    // the rest.
+    // Without the network namespace: it takes longest to make, so the keeper makes it in parallel.
     match spec.isolation {
         Isolation::Contain => user,
         Isolation::Full => user.and(Namespaces::UTS),
@@ -400,7 +398,7 @@ fn trees(at: BoxAt<'_>, spec: &Spec, map: IdMap, scratch: Option<Tree>) -> Resul
     Ok(Trees { scratch, root: root.transpose()?, volumes: volumes.collect::<Result<_, _>>()? })
 }
 
-/// Containment has no scratch space of its own to keep.
+/// Makes the scratch space that outlives the box. A contained box has none.
 fn kept_scratch(
     at: BoxAt<'_>,
     record: &LockedRecord,
@@ -417,7 +415,7 @@ fn kept_scratch(
     Ok(Some(tree))
 }
 
-/// Defaults that this host cannot enforce, one sentence each.
+/// Returns a sentence for each default that this host cannot enforce.
 fn notes(spec: &Spec, host: &Host, map: IdMap, cgroups: &CgroupHolding) -> Vec<String> {
     let mut notes = Vec::new();
     if !cgroups.memory_enforced {
@@ -447,8 +445,8 @@ fn notes(spec: &Spec, host: &Host, map: IdMap, cgroups: &CgroupHolding) -> Vec<S
     notes
 }
 
-/// The configuration of a server may set any limit. The process that makes a box enters the
-/// box's cgroup for a moment, and the kernel would kill it there.
+/// Refuses a memory limit in which a keeper cannot start. The command line has checked the limit; the
+/// configuration of a server may set any value.
 fn check_memory(spec: &Spec) -> Result<(), Error> {
     let memory = spec.limits.memory_bytes.value();
     if memory >= quantity::MEMORY_BYTES_MIN {
@@ -469,8 +467,8 @@ fn check_pids(spec: &Spec, map: IdMap, cgroups: &CgroupHolding) -> Result<(), Er
     Ok(())
 }
 
-/// What a box writes to its scratch space is memory of the box. A size that was asked
-/// for and that cannot be used up is refused; the default is only an upper bound.
+/// Refuses a requested scratch size that is larger than the memory limit. Files on the scratch space
+/// count as memory of the box, so it could never be filled. The default size is only an upper bound.
 fn check_scratch(spec: &Spec, cgroups: &CgroupHolding) -> Result<(), Error> {
     let memory = spec.limits.memory_bytes.value();
     match spec.limits.scratch_bytes {
@@ -497,7 +495,8 @@ fn detached_files(mode: Mode<'_>, record: &LockedRecord) -> Result<Option<Detach
     }
 }
 
-/// With a terminal, and in a detached box, the keeper opens the streams itself.
+/// Makes the pipes of the command. With a terminal, and in a detached box, the keeper opens the
+/// streams itself.
 fn stdio(spec: &Spec, mode: Mode<'_>, map: IdMap) -> Result<Stdio, Error> {
     let owner = Owner::of(map.first_uid(), spec.user);
     let made = match (spec.terminal, mode) {

@@ -1,5 +1,5 @@
-//! Makes the keeper's plan and the first exec from a spec. Every decision is made here,
-//! none inside the box. Pure, except that it reads which host entries exist.
+//! Makes the keeper's plan and the first exec from a spec. All decisions are made here and none in the
+//! box. The functions are pure, except that they read which directories the host has.
 
 use std::os::unix::ffi::OsStrExt;
 
@@ -21,7 +21,7 @@ use crate::spec::{Access, BoxId, Isolation, Network, Privilege, Root, Spec, Term
 /// The trees of one box.
 #[derive(Debug, Default)]
 pub struct Trees {
-    /// A scratch space that is to be kept.
+    /// The scratch space, if it outlives the box.
     pub scratch: Option<Tree>,
     pub root: Option<Tree>,
     pub volumes: Vec<Tree>,
@@ -32,7 +32,7 @@ pub struct Trees {
 pub struct TreeSources {
     scratch: Option<TreeSource>,
     root: Option<TreeSource>,
-    /// With whether each is a directory.
+    /// Each with whether it is a directory.
     volumes: Vec<(TreeSource, bool)>,
 }
 
@@ -47,7 +47,7 @@ impl Trees {
     }
 }
 
-/// The plan of a box.
+/// Returns the plan of a box.
 pub fn plan(
     new: NewBox<'_>,
     id: &BoxId,
@@ -73,7 +73,7 @@ pub fn plan(
     }
 }
 
-/// The command of a box as its first exec; `None` where it has none.
+/// Returns the command of a box as its first exec, or `None` for a box without a command.
 pub fn first_exec(new: NewBox<'_>) -> Option<Exec> {
     let spec = new.spec;
     let words = spec.command.iter().map(|one| one.as_bytes().to_owned());
@@ -206,7 +206,7 @@ fn resource_limits(spec: &Spec, cgroups: &CgroupHolding) -> Vec<ResourceLimit> {
     set
 }
 
-/// Whether the spec brings a root of its own.
+/// Returns the directory that the box has as its root, if it does not have the host's view.
 pub fn wants_root_tree(spec: &Spec) -> Option<&std::path::Path> {
     match &spec.root {
         Root::HostView => None,

@@ -62,7 +62,7 @@ pub fn pause(at: BoxAt<'_>) -> Result<(), Error> {
     }
 }
 
-/// Lets the processes of a box go on.
+/// Continues the processes of a paused box.
 pub fn resume(at: BoxAt<'_>) -> Result<(), Error> {
     let _record = lock_detached(at, "resumed", "continue the 'tare run' that it belongs to")?;
     let observation = observe_tended(at)?;
@@ -75,14 +75,14 @@ pub fn resume(at: BoxAt<'_>) -> Result<(), Error> {
     }
     cgroup::freeze(&cgroup::parents_of(at, &observation.record), at.tagged_id(), false)?;
     if observation.paused {
-        // It goes on whether or not its keeper notes that.
+        // The box continues, even if its keeper cannot record that.
         link::call_done(&observation.record, at.id, &Call::Resumed).ok();
     }
     Ok(())
 }
 
-/// A process of a contained box that is in none of its frozen cgroups. Such a box sees the host's
-/// cgroups, and as root may have moved there; others see none.
+/// Returns a process of a contained box that is in none of its frozen cgroups. A contained box sees the
+/// host's cgroups, and its processes can move there as root. Other boxes see no cgroups.
 fn at_large(at: BoxAt<'_>, observation: &Observation) -> Option<i32> {
     if observation.spec().is_none_or(|spec| spec.isolation != Isolation::Contain) {
         return None;
@@ -93,7 +93,7 @@ fn at_large(at: BoxAt<'_>, observation: &Observation) -> Option<i32> {
     let is_held = |pid: &i32| {
         let cgroup = Process::open(*pid).and_then(|it| it.cgroup());
         cgroup.ok().flatten().is_none_or(|path| {
-            // The keeper goes on, in the cgroup above its workload.
+            // The box's own cgroup does not count: it is not frozen, because the keeper is in it.
             let mut holders = Path::new(&path).ancestors().skip(1);
             holders.any(|it| cgroup::is_of(it, at.tagged_id()))
         })
@@ -117,7 +117,7 @@ pub fn rename(at: BoxAt<'_>, wanted: &Name) -> Result<(), Error> {
     let renamed = |name: &Name| Line::Renamed(RenamedLine { name: name.clone(), at_ns: boot_ns() });
     record.add(renamed(wanted)).context(doing)?;
     if let Err(error) = name::acquire(&at.root.layout, &tenant, wanted, at.id) {
-        // Another box was faster. The box has its old name, whether or not that can be recorded.
+        // Another box has taken the name. This box has its old name, even if that cannot be recorded.
         old.map(|old| record.add(renamed(&old)));
         return Err(error);
     }

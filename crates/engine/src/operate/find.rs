@@ -26,9 +26,9 @@ pub enum Scope {
     Tenant(Tenant),
 }
 
-/// The box with this id, this name, or an id that begins so; `None` when there is no such box in
-/// this scope. `removed` says which boxes this very command has found half-made and removed: such a
-/// box is not unknown.
+/// Finds the box with this id, this name, or an id that begins like this. Returns `None` if there is
+/// no such box in this scope. `removed` returns the boxes that this command has cleaned up: they are
+/// found too.
 pub fn find<'a>(
     root: &StateRoot,
     scope: &Scope,
@@ -45,14 +45,14 @@ pub fn find<'a>(
     if let Some(id) = named(root, scope, reference, is_seen)? {
         return Ok(Some(id));
     }
-    // Only a reference that is part of an id costs a read of all of them.
+    // Last, because this reads the names of all records.
     let mut ids = state_root::ids(boxes.as_fd()).context(|| "cannot list the boxes".into())?;
     ids.retain(|id| begins(id, reference) && is_seen(id));
     by_prefix(reference, &ids, removed())
 }
 
-/// Whether a box exists and is in this scope. A record that does not say whose box it is belongs to
-/// no tenant.
+/// Returns whether a box exists in this scope. A record that does not name its tenant is in no tenant's
+/// scope.
 fn is_seen(boxes: BorrowedFd<'_>, scope: &Scope, id: &BoxId) -> bool {
     match scope {
         Scope::All => state_root::is_there(boxes, id),
@@ -64,12 +64,12 @@ fn recorded_tenant(boxes: BorrowedFd<'_>, id: &BoxId) -> Option<Tenant> {
     Record::look(boxes, id).ok()??.lines.tenant().cloned()
 }
 
-/// The tenant that a box belongs to.
+/// Returns the tenant that a box belongs to.
 pub fn tenant_of(root: &StateRoot, id: &BoxId) -> Option<Tenant> {
     recorded_tenant(state_root::boxes_if_any(root).ok()??.as_fd(), id)
 }
 
-/// The box with this name.
+/// Finds the box with this name.
 fn named(
     root: &StateRoot,
     scope: &Scope,
@@ -108,7 +108,7 @@ fn not_unique(name: &Name, several: &[(Tenant, BoxId)]) -> Error {
         .with_hint("write KEY:NAME, or :NAME for a box of the command line")
 }
 
-/// Every box, the oldest first, with the beginning of its command.
+/// Lists every box, the oldest first, with the beginning of its command.
 pub fn list(root: &StateRoot) -> Result<Vec<Status>, Error> {
     let Some(boxes) = state_root::boxes_if_any(root)? else {
         return Ok(Vec::new());
@@ -123,7 +123,7 @@ pub fn list(root: &StateRoot) -> Result<Vec<Status>, Error> {
                 command::shorten(&mut status.command);
                 Some(status)
             }
-            // A box that cannot be read is listed all the same.
+            // A box whose record cannot be read is listed too.
             Err(error) => Some(Status {
                 stuck_on: Some(Damage::unreadable(&error).to_string()),
                 ..Status::unknown(id.clone())
@@ -157,7 +157,7 @@ fn by_prefix(reference: &str, ids: &[BoxId], removed: &[BoxId]) -> Result<Option
 const CANDIDATES_MAX: usize = 4;
 
 fn ambiguous(reference: &str, several: &[BoxId]) -> Error {
-    let message = format!("{} is the beginning of several boxes", quoted(reference));
+    let message = format!("{} is the beginning of several ids", quoted(reference));
     Error::bad_request(message)
         .caused_by(in_short(several.iter().map(ToString::to_string)))
         .with_hint("give more of the id")

@@ -1,4 +1,4 @@
-//! What `ls`, `inspect` and `stats` say about a box.
+//! Reports the state and the usage of a box, for `ls`, `inspect` and `stats`.
 
 use std::ffi::OsStr;
 use std::os::fd::AsFd;
@@ -21,7 +21,7 @@ use crate::session::link;
 use crate::spec::{Isolation, Limits, Root, Spec, Tenant, Terminal, Volume};
 use crate::time::Timestamp;
 
-/// How long a command waits for the answers of all keepers that it asks together.
+/// How long a command waits for the answers of all keepers together.
 pub const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
 
 pub fn status(at: BoxAt<'_>, observation: &Observation) -> Status {
@@ -56,7 +56,8 @@ pub fn status(at: BoxAt<'_>, observation: &Observation) -> Status {
     }
 }
 
-/// The status of a box that was just started. One that keeps nothing may have ended and be gone.
+/// Returns the status of a box that was just started. A box that keeps nothing may have ended and been
+/// removed since.
 pub fn status_of_new(at: BoxAt<'_>, spec: &Spec) -> Result<Status, Error> {
     match observe_tended(at) {
         Err(error) if error.kind() == ErrorKind::NoSuchBox => Ok(Status {
@@ -72,8 +73,8 @@ pub fn status_of_new(at: BoxAt<'_>, spec: &Spec) -> Result<Status, Error> {
     }
 }
 
-/// The status of a box that was detached. `None` for one that is being made, and for one whose
-/// creator was killed first: it is removed, though it is still on record.
+/// Returns the status of a box that was detached. `None` for a box that is being made, and for a box
+/// whose creator was killed before it detached the box: the next command removes it.
 pub fn announced(at: BoxAt<'_>) -> Result<Option<Status>, Error> {
     let observation = observe_tended(at)?;
     let is_detached = observation.ownership == Ownership::Detached || observation.has_ended();
@@ -85,7 +86,7 @@ fn record(at: BoxAt<'_>) -> Option<Record> {
     Record::look(boxes.as_fd(), at.id).ok().flatten()
 }
 
-/// Everything that is known of a box.
+/// Returns everything that is known about a box.
 pub fn details(at: BoxAt<'_>) -> Result<Details, Error> {
     let observation = observe_tended(at)?;
     let spec = observation.spec();
@@ -99,13 +100,13 @@ pub fn details(at: BoxAt<'_>) -> Result<Details, Error> {
     })
 }
 
-/// The cgroups below which it is made.
+/// Returns the cgroups below which the box has its own.
 fn cgroup_parents(record: &Record) -> Vec<String> {
     let recorded = record.lines.created.iter().flat_map(|created| &created.cgroup_roots);
     recorded.map(|parent| parent.display().to_string()).collect()
 }
 
-/// What a live box uses. After `until` its keeper is not asked any more.
+/// Returns what a live box uses. Does not ask its keeper after `until`.
 pub fn usage(at: BoxAt<'_>, until: Instant) -> Result<Usage, Error> {
     let observation = observe_tended(at)?;
     if observation.is_live() {
@@ -130,7 +131,7 @@ fn usage_of(at: BoxAt<'_>, observation: &Observation, until: Instant) -> Usage {
     let used = CgroupReader::new(at, &observation.record).usage_with_cpu();
     let spec = observation.spec();
     let limits = spec.map(|spec| &spec.limits);
-    // Containment has no scratch space of its own.
+    // A contained box has no scratch space.
     let isolated = limits.filter(|_| spec.is_some_and(|spec| spec.isolation == Isolation::Full));
     let seen = seen_by_keeper(at, observation, until);
     let logged = !observation.is_attached();
@@ -147,8 +148,8 @@ fn usage_of(at: BoxAt<'_>, observation: &Observation, until: Instant) -> Usage {
     }
 }
 
-/// What only the keeper knows. A keeper that is stopped is not asked: it cannot answer, and the
-/// rest does not wait for it.
+/// Asks the keeper for usage that only it knows. Does not ask a keeper that is stopped, because it
+/// would not answer.
 fn seen_by_keeper(at: BoxAt<'_>, observation: &Observation, until: Instant) -> Option<KeeperUsage> {
     let keeper = observation.keeper()?;
     let stat = Procfs::open().ok().and_then(|procfs| procfs.stat(keeper.pid()).ok());
@@ -169,7 +170,8 @@ fn seen_by_keeper(at: BoxAt<'_>, observation: &Observation, until: Instant) -> O
     }
 }
 
-/// What the box holds on the host now: its record and keeper, and what the table of holdings finds.
+/// Returns what the box holds on the host now: its record, its keeper, and what the table of holdings
+/// finds.
 fn holdings(at: BoxAt<'_>, observation: &Observation) -> Vec<Holding> {
     let mut holdings = vec![Holding { kind: "record", what: at.record().display().to_string() }];
     if let Some(keeper) = observation.keeper() {
@@ -197,12 +199,12 @@ fn texts<T: AsRef<OsStr>>(words: &[T]) -> Vec<String> {
     words.iter().map(text).collect()
 }
 
-/// Bytes that are not text are replaced.
+/// Replaces bytes that are not text.
 fn text<T: AsRef<OsStr>>(word: T) -> String {
     word.as_ref().to_string_lossy().into_owned()
 }
 
-/// The request, without the values of the environment.
+/// Returns the spec as JSON, without the values of the environment.
 fn shown_spec(spec: &Spec, observation: &Observation) -> serde_json::Value {
     let keys: Vec<_> = spec.env.iter().map(|(key, _)| key).collect();
     let options = observation.record.lines.detached();

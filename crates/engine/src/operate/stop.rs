@@ -1,5 +1,5 @@
-//! Stops, kills, removes and waits for boxes. All paths end in `care::settle`, and return when
-//! the box was seen gone.
+//! Stops, kills, removes and waits for boxes. All paths end in `care::settle`, and return after tare
+//! has seen that the box is gone.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -25,31 +25,31 @@ use crate::session::link;
 use crate::spec::BoxId;
 use crate::teardown::{Leave, await_death};
 
-/// How long a keeper may take to end its box after the grace.
+/// How long a keeper may take to end its box after the grace period.
 const AFTER_GRACE: Duration = Duration::from_secs(1);
 /// How long one wait for a keeper lasts before the box is observed again.
 const WAIT: Duration = Duration::from_secs(3600);
-/// Between looks at a box that another process is making or ending.
+/// Pause between two looks at a box that another process is making or ending.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
 /// A box that was asked to stop.
 #[derive(Debug)]
 pub struct Stopping {
     id: BoxId,
-    /// The keeper that has been asked, and ends the box after the grace.
+    /// The keeper, which ends the box after the grace period.
     keeper: Option<Process>,
     until: Instant,
 }
 
-/// What is needed to learn how a box ended, also when nothing of it is left by then.
+/// Shows how a box ended, even if nothing of it is left by then.
 #[derive(Debug)]
 pub struct EndWatch {
     id: BoxId,
-    /// The journal. While it is open it can be read, also after its removal.
+    /// The journal, which can be read after its removal while it is open.
     journal: Option<OwnedFd>,
 }
 
-/// What a look for the end of a box has found.
+/// The result of a look for the end of a box.
 #[derive(Debug)]
 pub enum Looked {
     Ended(End),
@@ -60,7 +60,7 @@ pub enum Looked {
 }
 
 impl Stopping {
-    /// The process that has been asked, and ends the box within this time.
+    /// Returns the keeper and the time within which it ends the box.
     pub fn keeper(&self) -> Option<(BorrowedFd<'_>, Duration)> {
         let left = self.until.saturating_duration_since(Instant::now());
         self.keeper.as_ref().map(|keeper| (keeper.as_fd(), left))
@@ -72,8 +72,8 @@ pub fn signal(at: BoxAt<'_>, signal: i32) -> Result<(), Error> {
     link::call_done(&awake(at)?, at.id, &Call::Signal(signal))
 }
 
-/// Asks the command to stop, and does not wait for it. Whether or not [`end_stop`] follows, the
-/// box ends after the grace.
+/// Asks the command to stop, and does not wait for it. The box ends after the grace period, even
+/// without [`end_stop`].
 pub fn begin_stop(at: BoxAt<'_>, grace: Duration) -> Result<Stopping, Error> {
     let stopping = |keeper| Stopping {
         id: at.id.clone(),
@@ -81,7 +81,7 @@ pub fn begin_stop(at: BoxAt<'_>, grace: Duration) -> Result<Stopping, Error> {
         until: Instant::now() + grace.saturating_add(AFTER_GRACE),
     };
     let observation = match observe_tended(at) {
-        // It existed when its id was looked up, and ended by itself since.
+        // It ended by itself after its id was looked up.
         Err(error) if error.kind() == ErrorKind::NoSuchBox => return Ok(stopping(None)),
         observation => observation?,
     };
@@ -91,14 +91,14 @@ pub fn begin_stop(at: BoxAt<'_>, grace: Duration) -> Result<Stopping, Error> {
         State::Running | State::Paused | State::Stopping => {}
     }
     let grace_ns = u64::try_from(grace.as_nanos()).unwrap_or(u64::MAX);
-    // A keeper that cannot be asked is killed.
+    // Teardown kills a keeper that cannot be asked.
     let asked = link::call_done(&observation.record, at.id, &Call::Stop { grace_ns });
     thaw(at, &observation)?;
     Ok(stopping(observation.keeper.into_alive().filter(|_| asked.is_ok())))
 }
 
-/// Ends a box that has not stopped after the grace. Returns when the box was seen gone: the damage
-/// of its record, if that is why nothing of the box is kept.
+/// Ends a box that has not stopped after the grace period, and returns when tare has seen that it is
+/// gone. If its record was removed because it is damaged, returns the damage.
 pub fn end_stop(
     root: &StateRoot,
     stopping: &Stopping,
@@ -106,7 +106,7 @@ pub fn end_stop(
 ) -> Result<Option<String>, Error> {
     if let Some(keeper) = &stopping.keeper {
         let left = stopping.until.saturating_duration_since(Instant::now());
-        // Whatever this says, teardown comes next.
+        // Teardown comes next, whether or not the keeper has died.
         keeper.wait_dead(left).ok();
     }
     let at = root.at(&stopping.id);
@@ -124,7 +124,7 @@ fn thaw(at: BoxAt<'_>, observation: &Observation) -> Result<(), Error> {
         return Ok(());
     }
     match cgroup::freeze(&cgroup::parents_of(at, &observation.record), at.tagged_id(), false) {
-        // Its cgroups are gone by now: another command ended it.
+        // Its cgroups are gone: another command has ended it.
         Err(error) if error.kind() == ErrorKind::Unsupported => Ok(()),
         thawed => thawed,
     }
@@ -139,11 +139,11 @@ pub fn kill(at: BoxAt<'_>, within: Duration) -> Result<(), Error> {
     }
 }
 
-/// Removes a box. One that is not over is only removed by force.
+/// Removes a box. A box that has not ended is removed only with `force`.
 pub fn remove(at: BoxAt<'_>, force: bool, within: Duration) -> Result<(), Error> {
     if !force {
         let observation = match observe_tended(at) {
-            // It existed when its id was looked up, and was not to be kept.
+            // It ended and was removed after its id was looked up.
             Err(error) if error.kind() == ErrorKind::NoSuchBox => return Ok(()),
             observation => observation?,
         };
@@ -176,7 +176,7 @@ pub fn await_end(root: &StateRoot, watch: &EndWatch) -> Result<End, Error> {
     }
 }
 
-/// How the box has ended, or what to wait for. Does not wait.
+/// Returns how the box has ended, or what to wait for. Does not wait.
 pub fn look_for_end(root: &StateRoot, watch: &EndWatch) -> Result<Looked, Error> {
     let at = root.at(&watch.id);
     let Ok(observation) = observe_tended(at) else {
@@ -192,7 +192,7 @@ pub fn look_for_end(root: &StateRoot, watch: &EndWatch) -> Result<Looked, Error>
 fn end(at: BoxAt<'_>, (leave, reason): (Leave, Reason), within: Duration) -> Result<(), Error> {
     let boxes = state_root::boxes(at.root)?;
     let looked = Record::look(boxes.as_fd(), at.id);
-    // Without a record its own tare, or another command, was faster.
+    // Without a record, the box's creator or another command has removed it.
     if let Some(record) = looked.context(|| format!("cannot open the record of box {}", at.id))? {
         kill_attached(at, &record, reason, within)?;
         settle(at, Effort { goal: Goal::End { leave, reason }, within })?;
@@ -200,8 +200,9 @@ fn end(at: BoxAt<'_>, (leave, reason): (Leave, Reason), within: Duration) -> Res
     Ok(())
 }
 
-/// Kills the keeper of an attached box. Its creator holds the record's lock until the box is gone,
-/// and does the rest. A record that does not say whose box it is may be that of one.
+/// Kills the keeper of an attached box. Its creator holds the lock of the record until the box is
+/// gone, and does the rest. A record that does not say whether the box is attached may be that of an
+/// attached box.
 fn kill_attached(
     at: BoxAt<'_>,
     record: &Record,
@@ -213,9 +214,9 @@ fn kill_attached(
     }
     match identity::find(at, record).into_alive() {
         Some(keeper) => {
-            // For the creator. A full disk does not stop the kill.
+            // The creator reads this. A full disk does not prevent the kill.
             record.note_kill(reason).ok();
-            // A keeper that cannot be killed is met again, and reported, by what follows.
+            // If this fails, `await_death` reports that the keeper lives.
             keeper.kill().ok();
             await_death(&keeper, at.id, within)
         }
@@ -223,7 +224,7 @@ fn kill_attached(
     }
 }
 
-/// How a box ended that is removed: as its keeper wrote it, or as its history says.
+/// Returns how a removed box ended, by its journal or its history.
 fn said(root: &StateRoot, watch: &EndWatch) -> Option<End> {
     let journal = read_journal(watch.journal.as_ref()?.as_fd()).ok()?;
     let ended = journal.ended.map(|ended| ended.end);

@@ -1,4 +1,4 @@
-//! Attaches to a detached box: its output from now on, and the way to its input.
+//! Attaches to a detached box: its output from now on, and the write end of its input.
 
 use std::os::fd::OwnedFd;
 
@@ -19,15 +19,15 @@ use crate::spec::BoxId;
 pub struct Attachment {
     /// The output from now on.
     pub logs: Logs,
-    /// It lives as long as the box.
+    /// The keeper, which lives as long as the box.
     pub keeper: Option<Process>,
-    /// The pipe of its standard input, or the master side of its terminal, which
-    /// is for writing and for its size only: the keeper reads it.
+    /// The pipe of its standard input, or the master side of its terminal. The terminal may be written
+    /// and resized, but not read: the keeper reads it.
     pub input: Option<OwnedFd>,
     pub is_terminal: bool,
 }
 
-/// The output of a box, and its keeper if it lives.
+/// Returns the log of a box, and its keeper if it lives.
 pub fn logs(at: BoxAt<'_>) -> Result<(Logs, Option<Process>), Error> {
     let observed = observe_tended(at)?;
     let logs = open_logs(&observed, at.id)?;
@@ -48,7 +48,7 @@ pub fn attach(at: BoxAt<'_>) -> Result<Attachment, Error> {
     let (input, is_terminal) = match link::call(&record, at.id, &Call::Input) {
         Ok((Report::Input { is_terminal: true }, Some(fd))) => (Some(fd), true),
         Ok((Report::Input { is_terminal: false }, fd)) => (fd.filter(is_pipe), false),
-        // Its input was never open, or the box has just ended, which the keeper reports.
+        // Its input was never open, or the box has just ended. The end of the keeper shows that.
         Ok(_) | Err(_) => (None, false),
     };
     Ok(Attachment { logs, keeper: observed.keeper.into_alive(), input, is_terminal })

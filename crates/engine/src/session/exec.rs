@@ -1,5 +1,4 @@
-//! Starts another process in a live box. The box's keeper starts it, with pipes or a
-//! terminal that are made for it.
+//! Starts another process in a live box. The keeper starts it with its own pipes or its own terminal.
 
 use std::ffi::OsString;
 use std::os::fd::BorrowedFd;
@@ -21,24 +20,24 @@ use crate::spec::BoxId;
 use crate::spec::{Isolation, Terminal, User};
 use crate::time::from_now;
 
-/// What is to be started.
+/// The process to start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExecSpec {
-    /// Never empty; no element holds a NUL.
+    /// Not empty. No element has a NUL.
     pub command: Vec<OsString>,
-    /// Over the environment of the box.
+    /// In addition to the environment of the box.
     pub env: Vec<(OsString, OsString)>,
-    /// `None`: as the box's command.
+    /// `None` for that of the box's command.
     pub workdir: Option<PathBuf>,
     pub user: Option<User>,
     pub terminal: Terminal,
     pub timeout: Option<Duration>,
-    /// It does not need its client, and its output goes to the box's log.
+    /// Whether it outlives its client, with its output in the box's log.
     pub detached: bool,
 }
 
 impl ExecSpec {
-    /// A command over pipes, all else as the box's own.
+    /// Returns the spec of a command with pipes, and otherwise the settings of the box's command.
     pub fn of<S: Into<OsString>>(command: impl IntoIterator<Item = S>) -> Self {
         Self {
             command: command.into_iter().map(Into::into).collect(),
@@ -95,8 +94,8 @@ pub fn exec(at: BoxAt<'_>, spec: &ExecSpec, stdin: Stdin) -> Result<Session, Err
         .watching_memory(oom))
 }
 
-/// Asks the keeper to start a process. `user`: its user, if not the one of the box's
-/// command. Returns the pipes that were made for it.
+/// Asks the keeper to start a process. `user` is its user, if not that of the box's command. Returns
+/// the pipes that were made for it.
 pub(crate) fn start(
     record: &Record,
     id: &BoxId,
@@ -117,7 +116,7 @@ pub(crate) fn start(
     Ok((link, stdio))
 }
 
-/// With `--contain` users do not change.
+/// Refuses another user in a contained box, where users do not change.
 fn refuse_user(record: &Record, id: &BoxId, spec: &ExecSpec) -> Result<(), Error> {
     let created = record.lines.created.as_ref();
     let contained = created.is_some_and(|created| created.spec.isolation == Isolation::Contain);
@@ -129,7 +128,7 @@ fn refuse_user(record: &Record, id: &BoxId, spec: &ExecSpec) -> Result<(), Error
         .with_hint(Hint::LeaveUserOut))
 }
 
-/// The user and group of the process on the host.
+/// Returns the user and group of the process on the host.
 fn owner(record: &Record, user: Option<User>) -> Owner {
     let lines = &record.lines;
     let first_uid = lines.keeper.as_ref().and_then(|keeper| keeper.first_uid);

@@ -1,10 +1,9 @@
 //! Files of a box: archives in and out, and single files that are read, listed, written
 //! and removed.
 //!
-//! A program of tare does the work in the live box, as the box's user. So no path leads
-//! anywhere but where the box itself could go. The program reports its status on its
-//! standard error, which is not trusted: any process of the box may write there. Files of
-//! an ended box are read from its kept scratch space.
+//! A program of tare does the work in the live box, as the box's user. So a path leads only where the
+//! box itself could go. The program reports its status on its standard error, which is not trusted:
+//! any process of the box may write there. Files of an ended box are read from its kept scratch space.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -43,7 +42,7 @@ const KILLED: u8 = 137;
 /// An archive that is copied into or out of a box.
 #[derive(Debug)]
 pub struct Copy {
-    /// To read it from, or to write it to.
+    /// The end of the archive's pipe, for reading or for writing.
     pub stream: OwnedFd,
     /// What is at the path in the box.
     pub found: PathKind,
@@ -64,23 +63,23 @@ enum CopyPeer {
 /// returns without an error.
 #[derive(Debug)]
 pub struct FileTransfer {
-    /// To read from, or to write to: what is written is in pieces ([`piece_head`]).
+    /// The end of the file's pipe. A file is written in pieces ([`piece_head`]).
     pub stream: OwnedFd,
     /// The size of a file that is read, if it is known.
     pub size: Option<u64>,
     pending: PendingFile,
 }
 
-/// A file whose stream is in other hands.
+/// The rest of a [`FileTransfer`] whose stream was taken.
 #[derive(Debug)]
 pub struct PendingFile {
     program: InBoxProgram,
     doing: String,
 }
 
-/// Copies what is at `path` out of the box, as an archive. Its top entry has the name
-/// of the last component of the path, or `.` where that is no name (`/`, `.`, `..`).
-/// A path that is missing is an error. An ended box has what it kept.
+/// Copies the file or directory at `path` out of the box, as an archive. Its top entry has the name of
+/// the last component of the path, or `.` if that is not a name (`/`, `.`, `..`). A missing path is an
+/// error. Of an ended box, only kept files can be copied.
 pub fn copy_out(at: BoxAt<'_>, path: &Path) -> Result<Copy, Error> {
     let scratch = at.root.layout.scratch(at.id);
     let observation = observe_tended(at)?;
@@ -100,15 +99,13 @@ pub fn copy_out(at: BoxAt<'_>, path: &Path) -> Result<Copy, Error> {
     copy(at, Program::Pack(bytes(path)), Stdin::Empty)
 }
 
-/// Copies the regular files at `path` out of a live box, as far as they can be read.
-/// Nothing else there is an error.
+/// Copies the readable regular files at `path` out of a live box, and leaves out everything else.
 pub fn copy_files_out(at: BoxAt<'_>, path: &Path) -> Result<Copy, Error> {
     copy(at, Program::PackFiles(bytes(path)), Stdin::Empty)
 }
 
-/// Copies an archive into the directory `path`, or where that is not a directory, into
-/// the directory that it is in, which must exist. Files that are in the way are
-/// replaced, directories are not.
+/// Copies an archive into the directory `path`. If `path` is not a directory, copies it into the
+/// directory that `path` is in, which must exist. Existing files are replaced, directories are not.
 pub fn copy_in(at: BoxAt<'_>, path: &Path) -> Result<Copy, Error> {
     copy(at, Program::Unpack(bytes(path)), Stdin::Pipe)
 }
@@ -124,27 +121,26 @@ fn copy(at: BoxAt<'_>, program: Program, stdin: Stdin) -> Result<Copy, Error> {
     }
 }
 
-/// Reads a regular file, wherever links lead.
+/// Reads a regular file. Links are followed.
 pub fn read_file(at: BoxAt<'_>, path: &Path) -> Result<FileTransfer, Error> {
     let doing = format!("cannot read {} in box {}", quoted(path), at.id);
     file(at, Program::Read(bytes(path)), Stdin::Empty, doing)
 }
 
-/// Lists a directory: entries as [`Listed`] has them, each with a zero byte at its
-/// end.
+/// Lists a directory. The stream has [`Listed`] entries, each with a zero byte at its end.
 pub fn list_files(at: BoxAt<'_>, path: &Path) -> Result<FileTransfer, Error> {
     let doing = format!("cannot list {} in box {}", quoted(path), at.id);
     file(at, Program::List(bytes(path)), Stdin::Empty, doing)
 }
 
-/// Writes a new file in place of the file or link that is there, and makes the
-/// directories that it is in. It is there when it is complete.
+/// Writes a file, which replaces an existing file or link when it is complete. Makes the directories
+/// that it is in.
 pub fn write_file(at: BoxAt<'_>, path: &Path) -> Result<FileTransfer, Error> {
     let doing = format!("cannot write {} in box {}", quoted(path), at.id);
     file(at, Program::Write(bytes(path)), Stdin::Pipe, doing)
 }
 
-/// Removes a file, a link, or a directory with all that is in it.
+/// Removes a file, a link, or a directory with everything in it.
 pub fn remove_file(at: BoxAt<'_>, path: &Path) -> Result<(), Error> {
     let doing = format!("cannot remove {} in box {}", quoted(path), at.id);
     let program = Program::Remove(bytes(path));
@@ -249,10 +245,10 @@ struct InBoxProgram {
     ended: Option<End>,
 }
 
-/// What a program wrote first.
+/// The first line of a program.
 enum Ready {
     Status(ProgramStatus),
-    /// No status: a program of an archive says in words why it failed.
+    /// A sentence that says why a program for archives failed.
     Other(String),
 }
 
@@ -375,7 +371,7 @@ fn left_out(id: &BoxId, why: impl Into<Box<dyn std::error::Error + Send + Sync>>
         .with_hint("everything else was copied")
 }
 
-/// The errno is the reason. Where it is about the request, the user can act on it.
+/// Returns the error for an errno that the program reported.
 fn failed(doing: String, errno: i32) -> Error {
     Error::bad_request(doing).caused_by(io::Error::from_raw_os_error(errno))
 }

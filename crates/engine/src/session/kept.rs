@@ -1,5 +1,5 @@
-//! Files out of the scratch space that an ended box has left. They are as the box
-//! made them: no link of theirs is followed, and nothing beneath leads outside.
+//! Copies files out of the scratch space that an ended box has kept. The box chose these files, so no
+//! link is followed and no path leads out of the scratch space.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -18,8 +18,8 @@ use crate::error::{Context, Error};
 use crate::spec::BoxId;
 use crate::spec::shown::quoted;
 
-/// Paths of a box that are on its scratch space, and where they are there. All other changes are
-/// in the overlay.
+/// Paths of a box that are on its scratch space, and their names there. All other changes are in the
+/// overlay.
 const PLACES: [(&str, &str); 3] = [("/work", "work"), ("/tmp", "tmp"), ("/dev/shm", "dev/shm")];
 const OVERLAY: &str = "upper";
 
@@ -31,7 +31,7 @@ pub struct PackStream {
     pub packer: JoinHandle<Result<(), tare_archive::Error>>,
 }
 
-/// The archive of what an ended box has left at `path`.
+/// Packs the file or directory that an ended box has kept at `path`.
 pub fn pack(scratch: &Path, id: &BoxId, path: &Path) -> Result<PackStream, Error> {
     let doing = || format!("cannot read {} of box {id}", quoted(path));
     let place = place(scratch, path).ok_or_else(|| {
@@ -45,7 +45,7 @@ pub fn pack(scratch: &Path, id: &BoxId, path: &Path) -> Result<PackStream, Error
         None => (place.as_path(), ".".into()),
     };
     let root = open_root(scratch).context(doing)?;
-    // From here on the path that was asked for is at fault.
+    // Errors from here on are about the requested path.
     let failed = |errno: Errno| Error::bad_request(doing()).caused_by(io::Error::from(errno));
     let directory = open_beneath(&root, parent).map_err(failed)?;
     let stat = statat(&directory, &name, AtFlags::SYMLINK_NOFOLLOW).map_err(failed)?;
@@ -59,7 +59,7 @@ pub fn pack(scratch: &Path, id: &BoxId, path: &Path) -> Result<PackStream, Error
         let mut output = io::BufWriter::new(File::from(write));
         let name = name.as_bytes();
         tare_archive::pack(&mut output, directory.as_fd(), name, name)?;
-        // A reader that stops before the end knows that there is more.
+        // Fails if the reader stopped early, which is the reader's decision.
         output.flush().ok();
         Ok(())
     });
@@ -67,8 +67,8 @@ pub fn pack(scratch: &Path, id: &BoxId, path: &Path) -> Result<PackStream, Error
     Ok(PackStream { stream: read, found, packer })
 }
 
-/// Where a path of the box is below its scratch space; `None` when it is not.
-/// Nothing is resolved here: `..` has no place in it.
+/// Returns the place of a path of the box below its scratch space, or `None` if it is not there. Paths
+/// with `..` are refused, because nothing is resolved here.
 fn place(scratch: &Path, path: &Path) -> Option<PathBuf> {
     let absolute = Path::new("/work").join(path);
     if absolute.components().any(|part| part == Component::ParentDir) {

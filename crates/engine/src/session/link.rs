@@ -121,7 +121,7 @@ pub fn call_done(record: &Record, id: &BoxId, what: &Call) -> Result<(), Error> 
 }
 
 pub fn refused(id: &BoxId, refusal: Refusal) -> Error {
-    let error = Error::conflict(format!("box {id} does not do what was asked for"));
+    let error = Error::conflict(format!("box {id} refuses the request"));
     let (why, hint) = match refusal {
         Refusal::NoFreezer => {
             return Error::conflict(format!("box {id} cannot be paused"))
@@ -130,7 +130,7 @@ pub fn refused(id: &BoxId, refusal: Refusal) -> Error {
         }
         Refusal::Paused => return error.caused_by("it is paused").with_hint(Hint::Resume),
         Refusal::Busy => {
-            ("it runs as many processes for others as it can", "try again when one has ended")
+            ("it already runs as many execs as it can", "try again when one has ended")
         }
         Refusal::NoInput => (
             "its standard input is closed",
@@ -143,9 +143,10 @@ pub fn refused(id: &BoxId, refusal: Refusal) -> Error {
         Refusal::NoJournal => {
             ("its keeper cannot write its journal", "does the disk of the state root work?")
         }
-        Refusal::Malformed => {
-            ("its keeper does not understand", "was it started by another version of tare?")
-        }
+        Refusal::Malformed => (
+            "its keeper does not understand the request",
+            "was it started by another version of tare?",
+        ),
     };
     error.caused_by(why).with_hint(hint)
 }
@@ -165,7 +166,7 @@ fn ended_meanwhile(id: &BoxId) -> Error {
     Error::conflict(format!("box {id} has ended")).with_hint(Hint::SeeHowItEnded)
 }
 
-/// The keeper has said nothing in time. `socket` leads to it.
+/// Returns the error for a keeper that has not answered in time. `socket` is connected to it.
 fn silent(id: &BoxId, socket: Option<BorrowedFd<'_>>) -> Error {
     let error = Error::new(ErrorKind::NoAnswer, format!("box {id} does not answer"));
     if socket.is_some_and(is_stopped) {
@@ -177,7 +178,7 @@ fn silent(id: &BoxId, socket: Option<BorrowedFd<'_>>) -> Error {
     }
 }
 
-/// `false` of a keeper that cannot be seen.
+/// Returns whether the keeper at the other end is stopped. `false` if it cannot be seen.
 fn is_stopped(socket: BorrowedFd<'_>) -> bool {
     let (Ok(pid @ 1..), Ok(procfs)) = (peer_pid(socket), Procfs::open()) else {
         return false;

@@ -56,7 +56,7 @@ pub enum Event {
 /// How long a keeper may take to end its process after the deadline.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// A process in a box, which ends with this value unless it was started detached.
+/// A process in a box. It ends with this value, unless it was started detached.
 #[derive(Debug)]
 pub struct Session {
     id: BoxId,
@@ -65,14 +65,14 @@ pub struct Session {
     /// The program and the working directory, for errors.
     command: Option<OsString>,
     workdir: Option<PathBuf>,
-    /// On the boot clock, as the keeper knows it.
+    /// On the boot clock, like the keeper's deadline.
     deadline_ns: Option<u64>,
     over: bool,
     /// How the process ended, as far as this session knows.
     end: Option<End>,
     /// Set for an exec. A run has the cgroups of its box.
     oom: Option<OomWatch>,
-    /// `None`: the box belongs to another process.
+    /// `None` for an exec: the box belongs to another process.
     owned: Option<Box<OwnedBox>>,
 }
 
@@ -83,7 +83,7 @@ pub struct OwnedBox {
     pub record: LockedRecord,
     pub keeper: Child,
     pub cgroups: CgroupHolding,
-    /// Held until the box is gone, so that no other box gets its user ids before.
+    /// Held until the box is gone, so that no other box gets its user ids earlier.
     pub _claim: OwnedFd,
     pub reserve: Option<Reserve>,
     /// Defaults that this host cannot enforce, one sentence each.
@@ -107,7 +107,7 @@ impl Session {
         }
     }
 
-    /// Names the program and the working directory that errors speak of.
+    /// Sets the program and the working directory for errors.
     pub(crate) fn of_command(self, command: Option<OsString>, workdir: Option<PathBuf>) -> Self {
         Self { command, workdir, ..self }
     }
@@ -131,11 +131,11 @@ impl Session {
         &self.channel
     }
 
-    /// Leaves the box to its keeper: it is detached, and this process may end.
+    /// Gives up a box that is detached: this process may end.
     pub(crate) fn release(self) -> (BoxId, Vec<String>) {
         let notes = self.owned.map(|owned| {
             let OwnedBox { mut keeper, record, notes, .. } = *owned;
-            // A server makes very many boxes: nothing of any may stay behind.
+            // Frees memory that a server, which makes very many boxes, would otherwise lose.
             keeper.has_executed();
             record.unlock();
             notes
@@ -160,7 +160,7 @@ impl Session {
         self.owned.as_ref().map_or(&[], |owned| &owned.notes)
     }
 
-    /// The host's ends of the standard streams. Empty when called again.
+    /// Takes the host's ends of the standard streams. A second call returns none.
     pub fn streams(&mut self) -> Streams {
         std::mem::take(&mut self.streams)
     }
@@ -220,8 +220,8 @@ impl Session {
         received
     }
 
-    /// The event that a report stands for. A report that has no place in a session comes
-    /// from a keeper that cannot be trusted.
+    /// Returns the event for a report. A report that does not belong into a session comes from a
+    /// keeper that cannot be trusted, which counts as lost.
     pub(crate) fn event(&mut self, report: Report) -> Event {
         match report {
             Report::Started => Event::Started,
@@ -252,14 +252,14 @@ impl Session {
         Event::Ended(End::killed(killed.map_or(Cause::KeeperLost, Reason::cause)))
     }
 
-    /// Why the keeper of this session's box never became one.
+    /// Returns why the process that was to become the keeper failed, if it did.
     pub(crate) fn birth_failure(&self) -> Option<Error> {
         let (step, error) = self.owned.as_ref()?.keeper.failure()?;
         Some(failure::birth(step, error))
     }
 
-    /// How long until the keeper is late with the timeout that it enforces, for example
-    /// because it hangs in a file system that does not answer.
+    /// Returns the time until the keeper is late with the timeout, for example because it hangs in a
+    /// file system that does not answer.
     pub fn overdue_in(&self) -> Option<Duration> {
         let deadline = Duration::from_nanos(self.deadline_ns?);
         Some((deadline + GRACE).saturating_sub(Duration::from_nanos(boot_ns())))
@@ -272,20 +272,18 @@ impl Session {
             .context(|| format!("cannot pass signal {signal} to box {}", self.id))
     }
 
-    /// Ends the process and every process that it started, now. A run's box ends as a
-    /// whole, and [`Self::end`] is still to be called. It returns this end, unless the process
-    /// had ended before.
+    /// Kills the process and every process that it started. A run's box ends as a whole. The caller
+    /// still calls [`Self::end`], which returns this end, unless the process ended before.
     pub fn kill(&mut self, end: End) {
         self.end.get_or_insert(end);
         match &self.owned {
-            // The keeper is our unreaped child: this cannot fail in a way that `end`
-            // would not meet again and report.
+            // If this fails, `end` fails in the same way and reports it.
             Some(owned) => drop(owned.keeper.process.kill()),
             None => self.channel.hang_up(),
         }
     }
 
-    /// The keeper of this session's box.
+    /// Returns the keeper of this session's box.
     pub fn keeper(&self) -> Result<Process, Error> {
         let doing = || format!("cannot watch the keeper of box {}", self.id);
         match &self.owned {
@@ -294,7 +292,7 @@ impl Session {
         }
     }
 
-    /// How the process has ended, without a look at the memory limit of the box.
+    /// Returns how the process has ended, without a check of the box's memory limit.
     pub fn seen_end(&self) -> End {
         self.end.unwrap_or(End::killed(Cause::StartFailed))
     }
@@ -322,16 +320,16 @@ impl Session {
     }
 }
 
-/// Whether this is the terminal multiplexer's device, through which every master side is
-/// opened. A keeper may pass any descriptor.
+/// Returns whether this is the master side of a terminal, which is the device of the multiplexer. A
+/// keeper may pass any descriptor.
 fn is_terminal_master(fd: &OwnedFd) -> bool {
     let Ok(stat) = fstat(fd) else { return false };
     FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
         && (major(stat.st_rdev), minor(stat.st_rdev)) == (5, 2)
 }
 
-/// As many descriptors as teardown has open at once. A process that has used up its
-/// descriptors must still be able to end its boxes.
+/// Reserves as many descriptors as teardown has open at once, so that a process that has used up its
+/// descriptors can still end its boxes.
 #[derive(Debug)]
 pub struct Reserve {
     _spare: [OwnedFd; 6],

@@ -33,7 +33,8 @@ pub enum Stdin {
 pub struct Owner(Option<(Uid, Gid)>);
 
 impl Owner {
-    /// `None` for a box without a uid range, whose user is the caller.
+    /// Returns the owner for a user of the box. `first_uid` is `None` for a box without a uid range,
+    /// whose user is the caller.
     pub fn of(first_uid: Option<u32>, user: User) -> Self {
         Self(first_uid.map(|first| {
             let (uid, gid) = (first + user.uid, first + user.gid);

@@ -1,9 +1,8 @@
 //! The box's file system, from an empty tmpfs to its root directory.
 //!
-//! Two rules hold throughout. A path that an image or a user controls is only
-//! resolved beneath the new root, by descriptor, never through the old one. And
-//! everything writable is one tmpfs, so that one size bounds it all and the
-//! kernel frees it with the last process.
+//! Two rules hold throughout. A path that an image or a user controls is resolved only beneath the
+//! new root, by descriptor. And everything writable is one tmpfs, so that one size limits all of it
+//! and the kernel frees it with the last process.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,7 +24,7 @@ use crate::make::dev;
 use crate::make::proc;
 use crate::make::{Failing, Failure};
 
-/// The sources of the mounts: those that the creator made, and the box's own.
+/// The sources of mounts: those that the creator made, and the box's own `/work`.
 #[derive(Debug)]
 pub struct Trees<'a> {
     inherited: &'a mut InheritedFds,
@@ -38,9 +37,9 @@ impl<'a> Trees<'a> {
         Self { inherited, work: None }
     }
 
-    /// The creator's mount, or one that the keeper makes itself where the
-    /// creator had no right to. The path is then a name of the host, resolved
-    /// by the keeper's own rights, which are the creator's.
+    /// Returns the creator's mount. A creator without the right to make mounts sends a path of the
+    /// host instead. The keeper opens it with its own rights, which are the creator's, and makes
+    /// the mount.
     fn take(&mut self, source: &TreeSource, writable: bool) -> std::io::Result<OwnedFd> {
         let path = match source {
             TreeSource::Inherited(number) => {
@@ -60,28 +59,25 @@ impl<'a> Trees<'a> {
     }
 }
 
-/// The writable directories: made on the scratch space, seen in the root under
-/// the same names.
+/// The writable directories, made on the scratch space and mounted in the root under the same names.
 const WRITABLE: [(&CStr, u32); 3] = [(c"tmp", 0o1777), (c"work", 0o755), (SHARED_MEMORY, 0o1777)];
 const SHARED_MEMORY: &CStr = c"dev/shm";
 
-/// Host paths that the box sees besides its root, read-only: programs count
-/// processors there.
+/// A read-only directory of the host in which programs count processors.
 const CPU_TOPOLOGY: &CStr = c"/sys/devices/system/cpu";
-/// The way there, in a root that has nothing yet.
+/// Its directories from the root on, for a root that is still empty.
 const CPU_TOPOLOGY_POINT: [&CStr; 4] =
     [c"sys", c"sys/devices", c"sys/devices/system", c"sys/devices/system/cpu"];
 
-/// What the rest of the box is made with.
+/// The file system of the box, before the keeper enters it.
 #[derive(Debug)]
 pub struct Built {
-    /// The new root, not entered yet.
     root: OwnedFd,
-    /// `/proc/sys` of the box, writable; for the keeper alone.
+    /// `/proc/sys` of the box. Only the keeper can write it.
     settings: OwnedFd,
 }
 
-/// Builds everything.
+/// Builds the file system of the box.
 pub fn build(
     plan: &Filesystem,
     trees: &mut Trees<'_>,
@@ -114,7 +110,8 @@ pub fn build(
     Ok(Built { root, settings })
 }
 
-/// Compilers run what they make in `/tmp` and `/work`. Shared memory needs no execution.
+/// Mounts a writable directory. Compilers run programs that they made in `/tmp` and `/work`. Nothing
+/// has to run from shared memory.
 fn attach_writable(tree: BorrowedFd<'_>, root: BorrowedFd<'_>, name: &CStr) -> std::io::Result<()> {
     if name == SHARED_MEMORY {
         mount::add_attributes(tree, Attributes::MOUNT_ATTR_NOEXEC, Reach::One)?;
@@ -122,7 +119,8 @@ fn attach_writable(tree: BorrowedFd<'_>, root: BorrowedFd<'_>, name: &CStr) -> s
     mount::attach(tree, root, name)
 }
 
-/// Goes there and lets the host's tree go. Returns the box's `/proc/sys`.
+/// Enters the new root and removes the host's from this mount namespace. Returns the box's
+/// `/proc/sys`.
 pub fn enter(Built { root, settings }: Built) -> Result<OwnedFd, Failure> {
     mount::enter_root(root.as_fd()).failing(SetupStep::EnterRoot, "/")?;
     Ok(settings)
@@ -157,14 +155,13 @@ fn make_scratch(
     Ok(scratch)
 }
 
-/// A directory with exactly this mode, whatever the umask.
+/// Makes a directory with exactly this mode, independent of the umask.
 fn make_directory(parent: BorrowedFd<'_>, name: &CStr, mode: u32) -> rustix::io::Result<()> {
     step("make a directory of the box", || mkdirat(parent, name, Mode::from_raw_mode(mode)))?;
     rustix::fs::chmodat(parent, name, Mode::from_raw_mode(mode), AtFlags::empty())
 }
 
-/// The scratch space itself as root, with the host's entries bound into it, all
-/// of it read-only.
+/// Makes the scratch space the root, with entries of the host bound into it, all read-only.
 fn host_view(
     scratch: OwnedFd,
     entries: &[HostEntry],
@@ -188,8 +185,8 @@ fn host_view(
     Ok(scratch)
 }
 
-/// Binds or links one entry; the current directory is the new root, which contains
-/// nothing yet that another process controls.
+/// Binds or links one entry. The current directory is the new root, in which no other process
+/// controls anything yet.
 fn show_host_entry(entry: &HostEntry) -> Result<(), Failure> {
     let (path, target) = match entry {
         HostEntry::Directory(path) | HostEntry::File(path) => (path, None),
@@ -232,7 +229,7 @@ fn make_directories(relative: &CStr) -> rustix::io::Result<()> {
     }
 }
 
-/// A place to mount a file on.
+/// Makes a file on which another can be mounted.
 pub fn make_empty_file(directory: BorrowedFd<'_>, path: &CStr) -> rustix::io::Result<()> {
     mknodat(directory, path, FileType::RegularFile, Mode::from_raw_mode(0o444), 0)
 }
@@ -250,7 +247,7 @@ fn write_file(root: BorrowedFd<'_>, file: &HostFile) -> rustix::io::Result<()> {
     Ok(())
 }
 
-/// The creator's tree below an overlay whose changes go to the scratch space.
+/// Makes an overlay the root: the creator's tree below, changes on the scratch space.
 fn overlay(
     scratch: &OwnedFd,
     tree: std::io::Result<OwnedFd>,
@@ -261,7 +258,7 @@ fn overlay(
         make_directory(scratch.as_fd(), name, 0o755).failing(SetupStep::Root, "overlay")?;
     }
     mount::attach(tree.as_fd(), scratch.as_fd(), c"lower").failing(SetupStep::Root, "lower")?;
-    // Relative layers: the scratch space has no other name.
+    // The layers are relative paths, because the scratch space has no other name.
     rustix::process::fchdir(scratch).failing(SetupStep::Root, "/")?;
     let layers =
         [("lowerdir", "lower"), ("upperdir", "upper"), ("workdir", "index"), ("userxattr", "")];
@@ -273,8 +270,8 @@ fn overlay(
     Ok(root)
 }
 
-/// Every place that something will be mounted on. What tare itself mounts must
-/// be real directories: an image whose `/proc` is a symlink is refused.
+/// Makes every mount point. Those of tare's own mounts must be real directories: an image whose
+/// `/proc` is a symlink is refused.
 fn make_mount_points(root: BorrowedFd<'_>, plan: &Filesystem) -> Result<(), Failure> {
     for path in [c"proc", c"dev", c"tmp", c"work", c"sys"] {
         open_or_make(root, path, Kind::Directory, ResolveFlags::NO_SYMLINKS)
@@ -334,7 +331,7 @@ fn volume_kind(volume: &VolumePlan) -> Kind {
     if volume.is_directory { Kind::Directory } else { Kind::File }
 }
 
-/// A path of the box, whatever its symlinks say: it cannot leave the root.
+/// Opens a path of the box. No symlink in it can lead out of the root.
 fn open_beneath(
     root: BorrowedFd<'_>,
     path: &CStr,
@@ -344,7 +341,7 @@ fn open_beneath(
     openat2(root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)
 }
 
-/// As [`open_beneath`], making what is missing.
+/// Opens a path of the box, and makes the parts of it that are missing.
 fn open_or_make(
     root: BorrowedFd<'_>,
     path: &CStr,

@@ -21,11 +21,11 @@ use crate::inherited::InheritedFds;
 use crate::make::files::Trees;
 
 const UMASK: Mode = Mode::from_bits_retain(0o022);
-/// When the host's memory runs out, the kernel takes what is in boxes first; of a box
-/// it takes the largest, which is never the keeper.
+/// When the host's memory runs out, the kernel kills processes of boxes first. In a box it kills
+/// the largest process, which is never the keeper.
 const OOM_SCORE: &[u8] = b"500";
 
-/// Why there is no box.
+/// Why the box could not be made.
 #[derive(Debug)]
 pub struct Failure {
     step: SetupStep,
@@ -43,7 +43,7 @@ impl Failure {
     }
 }
 
-/// Says at which step, and with what, something failed.
+/// Adds to an error the step that failed and its subject.
 pub trait Failing<T> {
     fn failing(self, step: SetupStep, subject: &str) -> Result<T, Failure>;
 }
@@ -58,10 +58,9 @@ impl<T, E: Into<io::Error>> Failing<T> for Result<T, E> {
     }
 }
 
-/// Makes the box. Afterwards this process lives in it.
+/// Makes the box. Afterwards this process is in it.
 pub fn make_box(plan: &Plan, inherited: &mut InheritedFds) -> Result<(), Failure> {
-    // No process of the box may read or trace PID 1, and nothing that it forks is
-    // readable before it has executed.
+    // No process of the box may read or trace PID 1, or a child of PID 1 that has not executed yet.
     step("close the memory to others", || {
         rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
     })
@@ -73,8 +72,8 @@ pub fn make_box(plan: &Plan, inherited: &mut InheritedFds) -> Result<(), Failure
         None
     };
     if plan.filesystem.is_some() {
-        // What the box is made of, and what its command makes, must not depend on
-        // the caller's; around an existing launcher it stays the caller's.
+        // The box and the files of its command must not depend on the caller's umask. A contained
+        // command keeps the caller's.
         umask(UMASK);
     }
     let settings = match &plan.filesystem {
@@ -90,7 +89,7 @@ pub fn make_box(plan: &Plan, inherited: &mut InheritedFds) -> Result<(), Failure
         once("restrict files", || landlock::restrict(landlock, volumes))
             .failing(SetupStep::Landlock, "")?;
     }
-    // Last, because it is the longest in the making.
+    // Last, because making the network namespace takes longest.
     if let (Some(network), Some(settings)) = (network, settings) {
         let entered = network.join(settings.as_fd());
         entered.failing(SetupStep::Network, "lo")?;
@@ -98,13 +97,13 @@ pub fn make_box(plan: &Plan, inherited: &mut InheritedFds) -> Result<(), Failure
     Ok(())
 }
 
-/// For every process that is ever started here. Before there is a child: a process that shares
-/// memory with others shares this with them, and to find them the kernel would look at all
-/// processes of the host.
+/// Sets the score for this process and all that it starts. Called before the first child exists:
+/// processes that share memory share the score, and the kernel would look at all processes of the
+/// host to find them.
 fn set_oom_score() {
     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
     let score = openat(CWD, c"/proc/self/oom_score_adj", flags, Mode::empty());
-    // A caller whose own is higher still may not be allowed to lower it.
+    // Fails if the caller's score is higher and the caller has no right to lower it.
     score.and_then(|file| rustix::io::write(file, OOM_SCORE)).ok();
 }
 
@@ -120,9 +119,9 @@ fn isolate_files(
     files::enter(built)
 }
 
-/// The host's files as they are, but for `/proc`: one that shows another PID
-/// namespace would mislead every program that looks for itself in it. Cgroups
-/// keep their true names: a launcher that makes some makes them in its box.
+/// Leaves the host's files as they are, except for `/proc`: a `/proc` of another PID namespace would
+/// mislead every program that looks for itself in it. Cgroups keep their true names, so a launcher
+/// makes its cgroups below those of the box.
 fn contain_files() -> Result<(), Failure> {
     mount::make_everything_follow().failing(SetupStep::PrivateMounts, "/")?;
     let proc = proc::mount_plain().failing(SetupStep::Proc, "/proc")?;

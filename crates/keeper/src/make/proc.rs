@@ -1,5 +1,5 @@
-//! `/proc` of the box: its own processes, without the keeper, and without what
-//! tells or changes something of the host.
+//! `/proc` of the box. It shows the box's own processes without the keeper, and no file that reveals
+//! or changes something of the host.
 
 use std::ffi::CStr;
 use std::io;
@@ -66,14 +66,14 @@ const MASKED_DIRECTORIES: [&CStr; 7] = [
     c"proc/tty",
 ];
 
-/// What a box may read there and no process in it may write, whatever its user.
+/// Directories that a box can read and that no user in it can write.
 const READ_ONLY: [&CStr; 3] = [c"proc/sys", c"proc/irq", c"proc/pressure"];
 
 const NOTHING: Attributes = Attributes::MOUNT_ATTR_NOSUID
     .union(Attributes::MOUNT_ATTR_NODEV)
     .union(Attributes::MOUNT_ATTR_NOEXEC);
 
-/// All processes of this PID namespace, nothing hidden.
+/// Returns a mount that shows all processes of this PID namespace.
 pub fn mount_plain() -> io::Result<OwnedFd> {
     mount::filesystem(c"proc", &[], NOTHING)
 }
@@ -92,17 +92,17 @@ pub fn mount_masked(root: BorrowedFd<'_>, masks: BorrowedFd<'_>) -> Result<Owned
     Ok(settings)
 }
 
-/// The file and the directory that cover others: on the scratch space, where
-/// `/proc` will be mounted over them.
+/// Makes the file and the directory that cover others. They are on the scratch space, where `/proc`
+/// is mounted over them later.
 pub fn make_masks(scratch: BorrowedFd<'_>) -> rustix::io::Result<()> {
     step("make a directory for masks", || mkdirat(scratch, c"proc", Mode::from_raw_mode(0o555)))?;
     make_empty_file(scratch, c"proc/file")?;
     mkdirat(scratch, c"proc/directory", Mode::from_raw_mode(0o555))
 }
 
-/// Covers each name with a file or directory that was made for this box and
-/// that no process can write. For the time being they lie on the host's `/proc` in
-/// this namespace, which goes with the old root.
+/// Covers each name with a file or directory that was made for this box and that no process can
+/// write. For this, both are mounted over the host's `/proc` of this mount namespace, which is
+/// removed with the old root.
 fn mask(masks: BorrowedFd<'_>) -> io::Result<()> {
     mount::add_attributes(masks, NOTHING | Attributes::MOUNT_ATTR_RDONLY, Reach::One)?;
     mount::attach(masks, CWD, c"/proc")?;
@@ -115,7 +115,7 @@ fn mask(masks: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// What this kernel does not have needs no mask.
+/// Covers one name. A name that this kernel does not have needs no mask.
 fn cover(mask: &CStr, name: &CStr) -> io::Result<()> {
     match mount::bind(mask, name) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

@@ -18,6 +18,7 @@ pub struct Pair {
     pub slave: OwnedFd,
 }
 
+/// Opens a terminal for a process of this user.
 pub fn open(plan: TerminalPlan, owner: Option<Identity>) -> Result<Pair, Failure> {
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
     let master =

@@ -1,5 +1,4 @@
-//! Starts a program: from a fork of the keeper to a process that can do nothing but what
-//! the plan allows.
+//! Starts a program: from a fork of the keeper to a process that can do only what the plan allows.
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
@@ -33,8 +32,8 @@ pub struct Launch<'a> {
     pub tasks: Option<BorrowedFd<'a>>,
 }
 
-/// What the child needs, prepared before it exists: it shares the keeper's memory, and
-/// what it allocated there would stay.
+/// Everything that the child needs, prepared before it exists. The child shares the keeper's memory,
+/// and memory that it allocated would never be freed.
 struct Command<'a> {
     launch: &'a Launch<'a>,
     argv: Strings,
@@ -59,8 +58,8 @@ pub fn start(launch: &Launch<'_>, argv: &[Vec<u8>]) -> Result<Pid, Report> {
     }
 }
 
-/// Starts a program of tare itself, confined as the workload is. It has nothing of the
-/// keeper but a copy of its memory.
+/// Starts a program of tare itself, confined like the workload. It gets a copy of the keeper's
+/// memory and none of its descriptors.
 pub fn start_in_box_program(
     launch: &Launch<'_>,
     program: impl FnOnce() -> u8,
@@ -80,17 +79,17 @@ pub fn start_in_box_program(
     .map_err(Failure::into_report)
 }
 
-/// The exit code of a program of tare that must not run unconfined.
+/// The exit code of a program of tare that could not be confined, and did not run.
 const CANNOT_CONFINE: u8 = 125;
 
-/// The report of a start that failed.
+/// Returns the report for a start that failed.
 pub fn launch_failed((step, error): LaunchFailure) -> Report {
     let errno = error.raw_os_error().unwrap_or(0);
     Report::LaunchFailed { step, errno }
 }
 
-/// Closes the streams that the keeper was born with. Otherwise the reader of the
-/// command's output would see its end only when the keeper ends.
+/// Closes the streams that the keeper inherited. Otherwise a reader of the command's output would see
+/// end of file only when the keeper ends.
 pub fn release_streams() -> Result<(), Failure> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let release = || {
@@ -100,14 +99,14 @@ pub fn release_streams() -> Result<(), Failure> {
     step("release the streams", release).failing(SetupStep::Fork, "/dev/null")
 }
 
-/// The user of a process. With containment only, users do not change.
+/// Returns the user of a process. `None` in a contained box, where users do not change.
 pub fn identity(profile: &Profile, exec: &Exec) -> Option<Identity> {
     let own = profile.identity?;
     Some(exec.identity.unwrap_or(own))
 }
 
 impl<'a> Command<'a> {
-    /// `None` for a string with a NUL, which the engine has refused before.
+    /// Returns `None` for a string with a NUL. The engine has refused those.
     fn prepare(launch: &'a Launch<'a>, argv: &[Vec<u8>]) -> Option<Self> {
         let argv = strings(argv)?;
         let env = strings(environment(&launch.profile.env, &launch.exec.env))?;
@@ -122,7 +121,7 @@ impl<'a> Command<'a> {
         })
     }
 
-    /// In the child. Returns only when something failed.
+    /// Runs in the child. Returns only if something failed.
     fn execute(&self) -> LaunchFailure {
         match confine(self.launch, &self.workdir, &self.filter) {
             Ok(()) => (LaunchStep::Exec, self.become_program()),
@@ -130,7 +129,7 @@ impl<'a> Command<'a> {
         }
     }
 
-    /// Returns the error that says most: found but not executable before not found.
+    /// Returns the most useful error: "not executable" rather than "not found".
     fn become_program(&self) -> io::Error {
         let mut reported = io::Error::from(Errno::NOENT);
         for candidate in &self.candidates {
@@ -145,7 +144,7 @@ impl<'a> Command<'a> {
     }
 }
 
-/// In the child: after this it can do nothing but what the plan allows.
+/// Runs in the child. Afterwards the child can do only what the plan allows.
 fn confine(
     launch: &Launch<'_>,
     workdir: &CStr,
@@ -227,7 +226,7 @@ fn give_up_privileges(launch: &Launch<'_>) -> io::Result<()> {
 fn assume(identity: Identity) -> io::Result<()> {
     let (uid, gid) = (Uid::from_raw(identity.uid), Gid::from_raw(identity.gid));
     match set_thread_groups(&[]) {
-        // A map with one id denies it. The groups that are left are unmapped there.
+        // A map with one id denies this. The groups that stay are unmapped there.
         Ok(()) | Err(Errno::PERM) => {}
         Err(errno) => return Err(errno.into()),
     }
@@ -235,27 +234,27 @@ fn assume(identity: Identity) -> io::Result<()> {
     Ok(set_thread_res_uid(uid, uid, uid)?)
 }
 
-/// As the user of the command. Magic links would lead out of the box. Takes a C string:
-/// of any other long path a copy would be made, and a child that is killed meanwhile
-/// would hold the lock of the keeper's allocator.
+/// Enters the working directory as the user of the command. Magic links could lead out of the box.
+/// The path is a C string, because rustix would copy any other long path. A child that were killed
+/// meanwhile would hold the lock of the keeper's allocator.
 fn enter_directory(workdir: &CStr) -> io::Result<()> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = openat2(CWD, workdir, flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS)?;
     Ok(rustix::process::fchdir(directory)?)
 }
 
-/// `None` for a path with a NUL.
+/// Returns `None` for a path with a NUL.
 fn workdir(launch: &Launch<'_>) -> Option<CString> {
     let workdir = launch.exec.workdir.as_ref().unwrap_or(&launch.profile.workdir);
     CString::new(workdir.as_slice()).ok()
 }
 
-/// `None` when one has a NUL.
+/// Returns `None` if one of them has a NUL.
 fn strings<'a>(bytes: impl IntoIterator<Item = &'a Vec<u8>>) -> Option<Vec<CString>> {
     bytes.into_iter().map(|one| CString::new(one.as_slice()).ok()).collect()
 }
 
-/// The variables of the box and those of the exec, `KEY=VALUE` each. The later ones win.
+/// Returns the variables of the box and of the exec, as `KEY=VALUE`. Those of the exec win.
 fn environment<'a>(
     first: &'a [Vec<u8>],
     second: &'a [Vec<u8>],
@@ -269,7 +268,7 @@ fn key(pair: &[u8]) -> &[u8] {
     &pair[..end.unwrap_or(pair.len())]
 }
 
-/// The paths at which the box's own PATH has the command.
+/// Returns the paths at which the command may be, by the PATH of the box.
 fn candidates(name: &CStr, env: &[CString]) -> Vec<CString> {
     let name = name.to_bytes();
     if name.contains(&b'/') {

@@ -9,7 +9,7 @@
 //!                client asked
 //! ```
 //!
-//! The tree of a command is the whole box, so nothing is killed here when it ends.
+//! The tree of the box's command is the whole box, so nothing is killed here when it ends.
 
 pub mod launch;
 pub mod tree;
@@ -33,7 +33,7 @@ use crate::process::tree::TreeMark;
 use crate::programs::{file, tar};
 
 const SIGKILL: i32 = 9;
-/// SIGHUP, SIGINT, SIGQUIT and SIGTERM.
+/// The signals that ask a process to end: SIGHUP, SIGINT, SIGQUIT and SIGTERM.
 const ASKING: [i32; 4] = [1, 2, 3, 15];
 
 /// What every process of the box is started with.
@@ -48,12 +48,12 @@ pub struct ExecContext {
     pub output: Option<Output>,
 }
 
-/// One process that the keeper started, with all that it started.
+/// A process that the keeper started, and every process that it started in turn.
 #[derive(Debug)]
 pub struct Execution {
-    /// `None`: stands for the command of a box that has none.
+    /// `None` for the entry of a box without a command.
     pid: Option<Pid>,
-    /// The client, or the creator of the box. `None`: the process does not need one.
+    /// The client, or the creator of the box. `None` if the process does not need one.
     channel: Option<Channel>,
     mark: Option<TreeMark>,
     deadline_ns: Option<u64>,
@@ -63,7 +63,7 @@ pub struct Execution {
     asked_to_end: bool,
     /// Its number in the journal.
     pub number: u32,
-    /// It copies files, and runs no command.
+    /// It is a program of tare that copies files.
     pub is_copy: bool,
     end: Option<End>,
 }
@@ -71,13 +71,13 @@ pub struct Execution {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Stage {
     Running,
-    /// Every process of its tree is being killed. Then this is reported.
+    /// Every process of its tree is being killed. Afterwards the keeper sends this report.
     Ending(Option<Report>),
     Over,
 }
 
-/// Starts a process in the box. The only function that does. A terminal's master side
-/// goes to the client; that it runs, or why not, is for the caller to report.
+/// Starts a process in the box; no other function does. Sends the master side of a terminal to the
+/// client. The caller reports whether the process started.
 pub fn start(
     client: &mut Channel,
     exec: &Exec,
@@ -99,7 +99,8 @@ pub fn start(
 }
 
 impl Execution {
-    /// The entry of a box without a command, which ends when its creator does.
+    /// Makes the entry of a box without a command. Until the box is detached, it ends with its
+    /// creator.
     pub fn without_command() -> Self {
         Self {
             pid: None,
@@ -149,12 +150,12 @@ impl Execution {
         matches!(self.stage, Stage::Ending(_))
     }
 
-    /// How the box ends, if this execution ends it.
+    /// Returns how the box ends, if this execution ends it.
     pub fn end_of_box(&self) -> Option<End> {
         self.end.filter(|_| self.ends_box)
     }
 
-    /// What the journal says about its end.
+    /// Returns the event of its end for the journal.
     pub fn happened(&self) -> Option<BoxEvent> {
         let process = self.number;
         self.end.map(|End { cause, wait_status, .. }| {
@@ -173,20 +174,20 @@ impl Execution {
         }
     }
 
-    /// The next request of the client, after one read at most.
+    /// Returns the next request of the client, after at most one read.
     pub fn receive(&mut self) -> Received<Request> {
         let channel = self.channel.as_mut();
         channel.map_or(Received::Nothing, |one| one.receive_in_turn(REQUEST_BYTES_MAX))
     }
 
-    /// The next request of those that were read before.
+    /// Returns the next request that was read before.
     pub fn receive_buffered(&mut self) -> Received<Request> {
         let channel = self.channel.as_mut();
         channel.map_or(Received::Nothing, |one| one.buffered(REQUEST_BYTES_MAX))
     }
 
-    /// The process was reaped. Its end is reported at once, and what it started in the
-    /// background stays as part of the box. If its client asked it to end, its tree ends
+    /// Handles the end of the process, which was reaped. Reports the end at once; background
+    /// processes that it started stay in the box. If the client asked it to end, its tree is killed
     /// first.
     pub fn ended(&mut self, status: WaitStatus) {
         let end = End::of_command(status.as_raw());
@@ -203,22 +204,22 @@ impl Execution {
                     self.conclude(Some(&report));
                 }
             }
-            // It has no tree: nothing is left.
+            // It has no tree, so nothing is left to kill.
             Stage::Ending(report) if self.mark.is_none() => self.conclude(report.clone().as_ref()),
             Stage::Ending(_) | Stage::Over => {}
         }
     }
 
-    /// A signal that its own client sends.
+    /// Passes on a signal from its own client.
     pub fn signal_from_client(&mut self, signal: i32) {
         self.asked_to_end |= ASKING.contains(&signal);
         self.signal(signal);
     }
 
-    /// While it runs it is not reaped, and the number is its own.
+    /// Sends a signal to the process. While it is running it is not reaped, so its pid is its own.
     pub fn signal(&self, signal: i32) {
         if let (Stage::Running, Some(pid)) = (&self.stage, self.pid) {
-            // One that has just ended needs no signal.
+            // A process that has just ended needs no signal.
             step("signal a process", || signal_child(pid, signal)).ok();
         }
     }
@@ -228,7 +229,7 @@ impl Execution {
         self.end(end, Some(Report::Ended(end)));
     }
 
-    /// The client is gone.
+    /// Ends the execution because its client is gone.
     pub fn hang_up(&mut self) {
         self.channel = None;
         self.end(End::killed(Cause::ClientGone), None);
@@ -248,7 +249,7 @@ impl Execution {
         self.kill_again();
     }
 
-    /// Kills the tree of an execution that is ending once more. It is over when nothing
+    /// Kills the tree of an execution that is ending, once more. The execution is over when nothing
     /// is left to kill.
     pub fn kill_again(&mut self) {
         if let (Stage::Ending(report), Some(mark)) = (&self.stage, &mut self.mark)
@@ -266,7 +267,7 @@ impl Execution {
     }
 }
 
-/// What the journal says about the start of an exec, or that it failed.
+/// Returns the event of a start, or of a failed start, for the journal.
 pub fn begun(process: u32, exec: &Exec, started: bool) -> BoxEvent {
     let failed = |name: &[u8]| BoxEvent::ExecFailed { process, name: Name::of(name) };
     match (&exec.program, started) {

@@ -1,11 +1,9 @@
-//! The process tree of an exec: all its descendants, also after a process of the box has
-//! adopted them.
+//! The process tree of an exec: all its descendants, also after they were reparented.
 //!
-//! The keeper starts every exec in a private UTS namespace. The kernel passes it on to
-//! every descendant, and no process of a box can leave it: entering or making namespaces
-//! takes a capability that the workload does not have. (With `--contain` or
-//! `--seccomp unconfined` it may make some, and can hide from this; it cannot hide from
-//! the end of its box.)
+//! The keeper starts every exec in a private UTS namespace. Every descendant inherits it, and no
+//! process of a box can leave it: entering or making namespaces needs a capability that the workload
+//! does not have. With `--contain` or `--seccomp unconfined` a process may make namespaces and so
+//! leave the tree. It still ends with its box.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -25,7 +23,7 @@ pub struct TreeMark {
     inode: u64,
     /// Processes that the last round of killing found and that are not reaped yet.
     dying: BTreeSet<i32>,
-    /// As long as it is open no other namespace gets the number.
+    /// While this is open, no other namespace gets the inode.
     _pin: OwnedFd,
 }
 
@@ -48,9 +46,9 @@ impl TreeMark {
         started
     }
 
-    /// Kills every process that carries the mark. `true` when none is left. A process
-    /// that exits gives up its namespaces before it can be reaped: one that carried the
-    /// mark counts until its directory is gone.
+    /// Kills every process that carries the mark. Returns whether none is left. A process that exits
+    /// leaves its namespaces before it can be reaped, so a process that carried the mark counts until
+    /// its directory is gone.
     pub fn kill_all(&mut self) -> io::Result<bool> {
         let mut left = BTreeSet::new();
         for entry in fs::read_dir("/proc")? {
@@ -72,8 +70,8 @@ impl TreeMark {
         Ok(self.dying.is_empty())
     }
 
-    /// The pidfd pins the number: a process that carries the mark after it was opened is
-    /// the right one. One that is gone meanwhile needs no killing.
+    /// Kills one process. The pidfd pins the pid: if the process carries the mark after the pidfd was
+    /// opened, it is the right one. A process that has exited meanwhile needs no kill.
     fn kill(&self, pid: i32, directory: &Path) {
         if let Ok(process) = Process::open(pid)
             && self.carries_mark(directory) == Some(true)
@@ -82,8 +80,8 @@ impl TreeMark {
         }
     }
 
-    /// A process whose first thread has exited shows its namespaces in the
-    /// others only. `None` for one that has exited.
+    /// Returns `None` for a process that has exited. A process whose first thread has exited shows its
+    /// namespaces only in its other threads.
     fn carries_mark(&self, directory: &Path) -> Option<bool> {
         if let Some(inode) = inode(directory) {
             return Some(inode == self.inode);
@@ -95,7 +93,7 @@ impl TreeMark {
     }
 }
 
-/// The keeper's own UTS namespace, and its number.
+/// Returns the keeper's own UTS namespace and its inode.
 fn own_namespace() -> io::Result<(OwnedFd, u64)> {
     let fd = open_file(CWD, c"/proc/self/ns/uts")?;
     let inode = fstat(&fd)?.st_ino;
@@ -106,7 +104,7 @@ fn namespace(directory: &Path) -> PathBuf {
     directory.join("ns/uts")
 }
 
-/// `None` for a thread that has exited.
+/// Returns `None` for a thread that has exited.
 fn inode(directory: &Path) -> Option<u64> {
     Some(fs::metadata(namespace(directory)).ok()?.ino())
 }

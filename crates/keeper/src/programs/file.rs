@@ -1,5 +1,5 @@
-//! Reads, lists, writes and removes single files of a box, for clients outside.
-//! Like [`crate::programs::tar`], and for the same reason, this runs in the box, as its user.
+//! Reads, lists, writes and removes single files of a box for clients. Like
+//! [`crate::programs::tar`], these programs run in the box as its user.
 
 use std::ffi::{CString, OsStr};
 use std::fs::{self, File, Permissions};
@@ -33,14 +33,14 @@ pub fn list(path: &[u8]) -> u8 {
     conclude(try_list(place(path)))
 }
 
-/// Makes a file at `path` of standard input, and the directories that it is in.
+/// Writes standard input to a file at `path`, and makes the directories that it is in.
 pub fn write(path: &[u8]) -> u8 {
-    // The largest file that the box may write is an error, not our death.
+    // A file larger than the box may write is an error. It must not kill this process.
     signals::fail_past_file_limit();
     conclude(try_write(place(path)))
 }
 
-/// Removes what is at `path`, and all that is in it; a link and not where it leads.
+/// Removes the file, the link or the whole directory at `path`. A link is not followed.
 pub fn remove(path: &[u8]) -> u8 {
     conclude(try_remove(place(path)))
 }
@@ -60,13 +60,13 @@ fn conclude(result: io::Result<()>) -> u8 {
     }
 }
 
-/// A client that does not read this is gone, and the keeper ends this program.
+/// Writes a status line. If the client is gone, the keeper ends this program.
 fn say(status: ProgramStatus) {
     writeln!(io::stderr(), "{status}").ok();
 }
 
 fn try_read(path: &Path) -> io::Result<()> {
-    // A fifo is not waited for, and a terminal does not become ours.
+    // Opening a fifo must not wait, and a terminal must not become the controlling one.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = openat(CWD, path, flags, Mode::empty())?;
     let stat = fstat(&file)?;
@@ -74,8 +74,7 @@ fn try_read(path: &Path) -> io::Result<()> {
     let mut file = File::from(file);
     let mut buffer = vec![0; PIECE_BYTES_MAX];
     let begin = read_full(&mut file, &mut buffer)?;
-    // Files of /proc say that they are empty, and a file that ends here has the size
-    // that it turned out to have.
+    // Files of /proc claim to be empty, so the size of a short file is what was read.
     let size = match (begin < buffer.len(), u64::try_from(stat.st_size)) {
         (true, _) => Some(begin as u64),
         (false, Ok(size)) if size >= begin as u64 => Some(size),
@@ -97,10 +96,10 @@ fn refuse_all_but_files(stat: &Stat) -> io::Result<()> {
     }
 }
 
-/// Said of fifos, sockets and devices.
+/// The error for fifos, sockets and devices.
 const NOT_A_FILE: Errno = Errno::OPNOTSUPP;
 
-/// Whole pieces at a time; std's own standard output writes line by line.
+/// Returns standard output with a buffer for whole pieces: std's own writes line by line.
 fn output() -> io::Result<BufWriter<File>> {
     let output = io::stdout().as_fd().try_clone_to_owned()?;
     Ok(BufWriter::with_capacity(PIECE_BYTES_MAX, File::from(output)))
@@ -133,7 +132,7 @@ fn try_list(path: &Path) -> io::Result<()> {
         }
         match statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => output.write_all(&listed(&stat, name.to_bytes()).encode())?,
-            // It was there a moment ago.
+            // It was removed since it was listed.
             Err(Errno::NOENT) => {}
             Err(errno) => return Err(errno.into()),
         }
@@ -161,14 +160,15 @@ fn listed(stat: &Stat, name: &[u8]) -> Listed {
     }
 }
 
-/// Without a name until it is complete: a reader sees the old file or the new one.
+/// Writes a file that has no name until it is complete, so a reader sees the old file or the new
+/// one.
 fn try_write(path: &Path) -> io::Result<()> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(Errno::ISDIR.into());
     };
     let mode = mode_in_place(path)?;
     fs::create_dir_all(parent)?;
-    // Without the right to read: a directory may only be writable.
+    // Not opened for reading: the user may have only the right to write in the directory.
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let parent = openat(CWD, parent, flags, Mode::empty())?;
     let name = CString::new(name.as_bytes())?;
@@ -178,7 +178,8 @@ fn try_write(path: &Path) -> io::Result<()> {
     Ok(draft.publish()?)
 }
 
-/// The permissions of the file that is replaced. What is no file is not.
+/// Returns the permissions of the file that is to be replaced. Only a file or a link can be
+/// replaced.
 fn mode_in_place(path: &Path) -> io::Result<Option<u32>> {
     match lstat(path) {
         Ok(stat) if Kind::is_symlink(&stat) => Ok(None),
@@ -188,7 +189,7 @@ fn mode_in_place(path: &Path) -> io::Result<Option<u32>> {
     }
 }
 
-/// Piece after piece, until the one that says that nothing is missing.
+/// Reads pieces into the file, until an empty one says that the file is complete.
 fn fill(file: &mut File, mode: Option<u32>) -> io::Result<()> {
     let mut input = io::stdin().lock();
     let mut buffer = vec![0; PIECE_BYTES_MAX];

@@ -1,6 +1,6 @@
-//! The parts of `tare cp` that run in the box: as the box's user, under its filter, with
-//! its root directory. So no symlink leads anywhere but where the box itself could go,
-//! and no process outside touches a file of it.
+//! The parts of `tare cp` that run in the box: as the box's user, with its seccomp filter and its
+//! root directory. So a symlink leads only where the box itself could go, and no process outside
+//! touches a file of the box.
 //!
 //! A status line goes to standard error first, then the archive is written to standard
 //! output or read from standard input. If that fails, one more line says why.
@@ -26,7 +26,7 @@ const FAILED: u8 = 1;
 /// Why nothing, or not all, was copied: the exit code and a sentence.
 type Failure = (u8, String);
 
-/// Writes the archive of what is at `path`.
+/// Writes an archive of the file or directory at `path`.
 pub fn pack(path: &[u8]) -> u8 {
     conclude(try_pack(path, tare_archive::pack))
 }
@@ -38,7 +38,7 @@ pub fn pack_files(path: &[u8]) -> u8 {
 
 /// Unpacks into the directory at `path`, or into the one that it is in.
 pub fn unpack(path: &[u8]) -> u8 {
-    // The largest file that the box may write is an error, not our death.
+    // A file larger than the box may write is an error. It must not kill this process.
     signals::fail_past_file_limit();
     conclude(try_unpack(Path::new(OsStr::from_bytes(path))))
 }
@@ -47,7 +47,7 @@ fn conclude(result: Result<(), Failure>) -> u8 {
     match result {
         Ok(()) => DONE,
         Err((code, why)) => {
-            // One line, whatever a name in it holds.
+            // The status is one line, even if a name in it has several.
             say(&why.replace('\n', "\\n"));
             code
         }
@@ -74,7 +74,7 @@ fn try_pack(path: &[u8], pack: Pack) -> Result<(), Failure> {
     let directory = open_directory(directory).map_err(failing)?;
     let kind = if found.is_dir() { PathKind::Directory } else { PathKind::File };
     say(&ProgramStatus::Ready { kind: Some(kind), size: None });
-    // Whole blocks at a time; std's own standard output writes line by line.
+    // With a buffer for whole blocks: std's own standard output writes line by line.
     let output = io::stdout().as_fd().try_clone_to_owned().map_err(failing)?;
     let mut output = io::BufWriter::new(File::from(output));
     let packed = pack(&mut output, directory.as_fd(), entry, entry);
@@ -98,7 +98,7 @@ fn try_unpack(path: &Path) -> Result<(), Failure> {
     say(&ProgramStatus::Ready { kind: Some(found), size: None });
     let everything = Options {
         top: Top::Any,
-        // Its own limits are the box's.
+        // The box's own limits hold for this process.
         entries_max: u64::MAX,
         bytes_max: u64::MAX,
     };
@@ -107,8 +107,8 @@ fn try_unpack(path: &Path) -> Result<(), Failure> {
         .map_err(|error| failing(&sentence(&error)))
 }
 
-/// The directory that something is in, and its name there. What has no name of
-/// its own (`/`, `.`, `..`) is the directory itself.
+/// Splits a path into a directory and a name in it. A path that ends without a name (`/`, `.`,
+/// `..`) is the directory itself.
 fn place(path: &Path) -> (&Path, &[u8]) {
     // `Path` hides a dot at the end, which says that the directory is meant.
     if path.as_os_str().as_bytes().ends_with(b"/.") {
@@ -129,7 +129,7 @@ fn open_directory(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(flags).open(path)
 }
 
-/// The operation, its object, and why it failed.
+/// Returns what failed and why, in one sentence.
 fn sentence(error: &tare_archive::Error) -> String {
     match error.source() {
         Some(why) => format!("{error}: {why}"),

@@ -15,8 +15,7 @@ const SIGTERM: i32 = 15;
 const EXECS_MAX: usize = 256;
 
 impl Supervisor {
-    /// Does what the call asks for and reports. Nothing is begun for a client that has
-    /// hung up.
+    /// Carries out a call and reports. Starts nothing for a client that has hung up.
     pub fn answer(&mut self, channel: Channel, call: Call) {
         if channel.is_hung_up() {
             return;
@@ -41,7 +40,7 @@ impl Supervisor {
             Call::Usage => (Report::Usage(self.usage()), None),
             Call::Input => return self.hand_over_input(&channel),
         };
-        // First: a client that has its answer finds the event in the journal.
+        // Before the report: a client that has its answer finds the event in the journal.
         happened.into_iter().for_each(|one| self.note(one));
         channel.report(&report);
     }
@@ -79,7 +78,7 @@ impl Supervisor {
         self.signal(SIGTERM);
     }
 
-    /// The journal comes first: a frozen box that is not known as paused would never be resumed.
+    /// Writes to the journal first. Without that entry, no command would resume the frozen box.
     fn freeze(&mut self) -> Report {
         let Some(freezer) = &self.freezer else {
             return Report::Refused(Refusal::NoFreezer);
@@ -115,7 +114,7 @@ impl Supervisor {
     }
 }
 
-/// What is used of the one tmpfs that has all that is writable.
+/// Returns the used space of the tmpfs that holds everything writable.
 fn scratch_bytes() -> Option<u64> {
     let space = rustix::fs::statfs("/work").ok()?;
     let used = space.f_blocks.saturating_sub(space.f_bfree);

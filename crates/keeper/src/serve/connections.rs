@@ -5,15 +5,15 @@ use std::os::fd::OwnedFd;
 use tare_control::{CALL_BYTES_MAX, Call, Channel, Received, Refusal, Report, Versioned};
 use tare_kernel::clock::boot_ns;
 
-/// How many connections may be on their first frame at once. Others wait to be accepted,
-/// or for the place of one that has been silent for a while.
+/// How many connections may be sending their call at once. Others wait until one of them is done or
+/// has been silent for too long.
 const CONNECTIONS_MAX: usize = 256;
-/// What all their unfinished frames together may take of the keeper's memory;
-/// past it the largest is dropped. An honest client sends its frame at once.
+/// How much memory all incomplete calls together may take. Beyond that, the largest is dropped. An
+/// honest client sends its call at once.
 const PENDING_BYTES_MAX: usize = 8 * CALL_BYTES_MAX;
-/// How long a connection may take for its first frame.
+/// How long a connection may take to send its call.
 const CALL_WITHIN_NS: u64 = 10_000_000_000;
-/// How long a connection has for its call when other clients wait for its place.
+/// How long a connection may take to send its call while other clients wait.
 const CROWDED_CALL_WITHIN_NS: u64 = 100_000_000;
 
 /// A connection whose call is not complete yet.
@@ -46,12 +46,12 @@ impl Connections {
         self.0.iter()
     }
 
-    /// Whether another connection may be accepted.
+    /// Returns whether another connection may be accepted.
     pub fn have_room(&self) -> bool {
         self.0.len() < CONNECTIONS_MAX || self.0[0].crowded_until_ns() <= boot_ns()
     }
 
-    /// One more, in place of the oldest if there are too many.
+    /// Adds a connection. If there are too many, it replaces the oldest.
     pub fn add(&mut self, connection: Connection) {
         if self.0.len() >= CONNECTIONS_MAX {
             self.0.remove(0);
@@ -59,15 +59,13 @@ impl Connections {
         self.0.push(connection);
     }
 
-    /// When something is due: a connection has been silent for too long, or for long
-    /// enough to lose its place.
+    /// Returns the time at which the oldest connection has been silent for too long.
     pub fn next_ns(&self) -> Option<u64> {
         let oldest = self.0.first()?;
         if self.have_room() { Some(oldest.until_ns()) } else { Some(oldest.crowded_until_ns()) }
     }
 
-    /// The calls that are complete. Connections that are gone, too late or malformed are
-    /// dropped.
+    /// Returns the complete calls. Drops connections that are closed, too late or malformed.
     pub fn receive(&mut self) -> Vec<(Channel, Call)> {
         let mut calls = Vec::new();
         let mut bytes = 0;
@@ -79,7 +77,7 @@ impl Connections {
                     self.0.push(one);
                 }
                 Received::Nothing => {}
-                // A client of another version of tare learns that this is the reason.
+                // So that a client of another version of tare learns the reason.
                 Received::Closed => one.channel.report(&Report::Refused(Refusal::Malformed)),
             }
         }

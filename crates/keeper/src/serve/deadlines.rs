@@ -5,11 +5,11 @@ use tare_control::Cause;
 #[derive(Debug, Default)]
 pub struct Deadlines {
     pub timeout_ns: Option<u64>,
-    /// Holds once the box is detached. A creator that asked for a box gets one, even if its lease
-    /// passes while it is made.
+    /// Applies once the box is detached: a lease that passes while the box is being made does not end
+    /// it.
     pub lease_ns: Option<u64>,
     pub is_detached: bool,
-    /// The end of the grace after a request to stop.
+    /// The end of the grace period after a request to stop.
     pub stop_ns: Option<u64>,
 }
 
@@ -22,18 +22,18 @@ impl Deadlines {
         ]
     }
 
-    /// The earliest of them.
+    /// Returns the earliest deadline.
     pub fn next(&self) -> Option<u64> {
         self.all().into_iter().filter_map(|(at, _)| at).min()
     }
 
-    /// Which one has passed. The timeout counts before the others.
+    /// Returns the deadline that has passed, the timeout before the others.
     pub fn passed(&self, now_ns: u64) -> Option<Cause> {
         let passed = |(at, _): &(Option<u64>, Cause)| at.is_some_and(|at| at <= now_ns);
         self.all().into_iter().find(passed).map(|(_, cause)| cause)
     }
 
-    /// Sets the end of the grace. A second request can only shorten it.
+    /// Sets the end of the grace period. A second request can only shorten it.
     pub fn stop_at(&mut self, at_ns: u64) {
         self.stop_ns = Some(self.stop_ns.map_or(at_ns, |set| set.min(at_ns)));
     }

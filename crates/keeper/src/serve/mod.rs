@@ -35,18 +35,19 @@ const BACKLOG: i32 = 256;
 const ENDED_WELL: i32 = 0;
 /// Between rounds of killing a process tree that forks faster than it is killed.
 const KILL_AGAIN: Duration = Duration::from_millis(1);
-/// How long the keeper of a box whose command has ended waits for its creator. A
-/// creator that is stopped for longer loses the box, as one that was killed does.
+/// How long the keeper waits for its creator to detach the box after the command has ended. A
+/// creator that is stopped for longer loses the box, like a creator that was killed.
 const DETACHED_WITHIN_NS: u64 = 60_000_000_000;
 /// Between reads where polling is impossible.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
+/// A keeper whose box runs.
 #[derive(Debug)]
 pub struct Supervisor {
-    /// The command first. It stays in the list until the box ends.
+    /// The command comes first, and stays in the list until the box ends.
     pub executions: Vec<Execution>,
     pub context: ExecContext,
-    /// `None`: the box is attached, and its creator learns what happens.
+    /// `None` for an attached box, whose creator gets reports instead.
     pub journal: Option<Journal>,
     pub listener: OwnedFd,
     pub child_signal: OwnedFd,
@@ -54,7 +55,7 @@ pub struct Supervisor {
     pub freezer: Option<Freezer>,
     pub has_scratch: bool,
     pub connections: Connections,
-    /// Held until the box is gone, never used.
+    /// Held until the box has ended, and never used.
     pub _uid_lock: OwnedFd,
 }
 
@@ -69,10 +70,10 @@ enum Source {
 }
 
 impl Supervisor {
-    /// Starts the command as the first execution. Without one the box waits for calls.
-    /// Returns false if it could not be started. The creator has the report.
+    /// Starts the command as the first execution. A box without a command waits for calls. Returns
+    /// `false` if the command could not be started; the creator has got the report.
     pub fn start_command(&mut self, mut creator: Channel, exec: Option<Exec>) -> bool {
-        // Listens first: a client that has seen the command's output can call the box.
+        // Before the command starts: a client that has seen its output can call the box.
         let listening =
             step("listen on the box's socket", || rustix::net::listen(&self.listener, BACKLOG));
         let started = listening.failing(SetupStep::Streams, "socket").map_err(Failure::into_report);
@@ -100,10 +101,9 @@ impl Supervisor {
         }
     }
 
-    /// Returns when the box is to end.
+    /// Runs until the box has to end.
     pub fn supervise(&mut self) -> End {
-        // Requests that came together with the go were read with it: no poll would
-        // report them.
+        // Requests that came with the go were read together with it, so no poll reports them.
         self.obey_clients();
         let mut end = self.end_of_box();
         loop {
@@ -116,17 +116,17 @@ impl Supervisor {
         }
     }
 
-    /// Whether the box was asked to stop.
+    /// Returns whether a client asked the box to stop.
     pub fn is_stopping(&self) -> bool {
         self.deadlines.stop_ns.is_some()
     }
 
-    /// Whether the box has a command of its own.
+    /// Returns whether the box has a command of its own.
     pub fn has_command(&self) -> bool {
         self.executions.iter().any(|one| one.ends_box && one.has_process())
     }
 
-    /// The creator; `None` after it has detached the box.
+    /// Returns the creator, or `None` after it has detached the box.
     pub fn creator(&self) -> Option<&Channel> {
         self.executions.iter().find(|one| one.ends_box)?.channel()
     }
@@ -139,7 +139,7 @@ impl Supervisor {
     }
 
     fn turn(&mut self, ready: &[Source]) -> Option<End> {
-        // The dead first: afterwards their numbers may belong to other processes.
+        // First, because the pids of ended processes may belong to others after this.
         if ready.contains(&Source::Child) {
             self.reap();
         }
@@ -166,7 +166,7 @@ impl Supervisor {
         self.end_of_box()
     }
 
-    /// How the box ends, if anything that happened so far ends it.
+    /// Returns how the box ends, if anything so far has ended it.
     fn end_of_box(&self) -> Option<End> {
         let stopped = || {
             let waits = self.executions.iter().all(|one| one.ends_box && !one.has_process());
@@ -181,7 +181,7 @@ impl Supervisor {
         })
     }
 
-    /// Waits for whatever comes first.
+    /// Waits until something happens or is due.
     fn wait(&self) -> Vec<Source> {
         let watched: Vec<(Source, BorrowedFd<'_>)> = self.watched().collect();
         let mut fds: Vec<PollFd<'_>> =
@@ -189,10 +189,10 @@ impl Supervisor {
         let timeout = self.next_look().map(timespec);
         let sources = watched.iter().map(|(source, _)| *source);
         match poll(&mut fds, timeout.as_ref()) {
-            // An interrupted wait is one more turn.
+            // After an interrupted wait, the loop takes one more turn.
             Ok(_) | Err(Errno::INTR) => {}
-            // A process with the keeper's ids has lowered its limit on descriptors, and
-            // poll refuses. All that can be read without waiting is read in turns.
+            // A process with the keeper's ids has lowered the keeper's limit on descriptors, so
+            // poll fails. The keeper reads everything that can be read without waiting, in turns.
             Err(_) => {
                 #[expect(clippy::disallowed_methods, reason = "bounded: it ends with the box")]
                 std::thread::sleep(LOOK_AGAIN);
@@ -221,7 +221,7 @@ impl Supervisor {
             .chain(executions.map(|one| (Source::Execution, one.as_fd())))
     }
 
-    /// How long until something is due by itself.
+    /// Returns the time until something is due.
     fn next_look(&self) -> Option<Duration> {
         if self.executions.iter().any(Execution::is_ending) {
             return Some(KILL_AGAIN);
@@ -244,7 +244,7 @@ impl Supervisor {
         }
     }
 
-    /// Does what the creator and the clients of execs ask for.
+    /// Carries out the requests of the creator and of the clients of execs.
     fn obey_clients(&mut self) {
         for index in 0..self.executions.len() {
             let mut received = self.executions[index].receive();
@@ -264,7 +264,7 @@ impl Supervisor {
         }
     }
 
-    /// A signal from the client of an execution. The creator signals the box.
+    /// Passes on a signal from the client of an execution. A signal of the creator is for the box.
     fn pass(&mut self, index: usize, signal: i32) {
         if self.executions[index].ends_box {
             self.signal(signal);
@@ -273,7 +273,7 @@ impl Supervisor {
         }
     }
 
-    /// Sends a signal to the command, or where there is none to all that clients started.
+    /// Sends a signal to the command. In a box without a command, sends it to all execs.
     pub fn signal(&self, signal: i32) {
         let has_command = self.has_command();
         let signalled = self.executions.iter().filter(|one| one.ends_box == has_command);
@@ -297,8 +297,7 @@ impl Supervisor {
         }
     }
 
-    /// Makes the box independent of its creator: of its end, its session and its
-    /// directory.
+    /// Makes the box independent of its creator's end, session and working directory.
     fn detach(&mut self, index: usize) {
         let (Some(creator), Some(journal)) = (self.executions[index].channel(), &mut self.journal)
         else {
@@ -314,10 +313,10 @@ impl Supervisor {
                 errno: errno.raw_os_error(),
             });
         }
-        // Either may be so already.
+        // Both may be so already.
         rustix::process::setsid().ok();
         rustix::process::chdir("/").ok();
-        // Noted first: the creator may remove the box as soon as it reads the report.
+        // After the journal: the creator may remove the box as soon as it reads the report.
         creator.report(&Report::Detached);
         self.deadlines.is_detached = true;
         self.executions[index].release_client();
@@ -325,8 +324,8 @@ impl Supervisor {
 
     fn accept(&mut self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        // A client that gave up meanwhile, or a table of descriptors that is full for a
-        // moment, is for the next turn.
+        // If the client has given up, or no descriptor is left for the moment, the next turn tries
+        // again.
         if let Ok(socket) = step("accept a call", || accept_with(&self.listener, flags)) {
             self.connections.add(Connection::new(socket));
         }
