@@ -43,7 +43,7 @@ const BUFFER_BYTES: usize = 64 << 10;
 const EXTENDED_BYTES_MAX: u64 = 1 << 20;
 
 /// Reads until the buffer is full or the input is at its end. Returns how much was read.
-fn read_full(input: &mut dyn Read, buffer: &mut [u8]) -> io::Result<usize> {
+pub fn read_full(input: &mut dyn Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut count = 0;
     while count < buffer.len() {
         match input.read(&mut buffer[count..]) {

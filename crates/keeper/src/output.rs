@@ -4,12 +4,11 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{CWD, Gid, Mode, OFlags, Uid, fchown, fcntl_getfl, fcntl_setfl, openat};
+use rustix::fs::{Gid, OFlags, Uid, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
-use rustix::pipe::{PipeFlags, pipe_with};
 use tare_control::log::{Stream, Writer};
 use tare_control::{DetachedPlan, Identity};
-use tare_kernel::step::step;
+use tare_kernel::fds::{open_null, pipe_of};
 
 /// How much one read takes. The keeper has no more memory for it.
 const CHUNK_BYTES: usize = 16 << 10;
@@ -54,8 +53,8 @@ impl Output {
         log: [OwnedFd; 2],
         owner: Option<Identity>,
     ) -> io::Result<Self> {
-        let (stdout, stdout_writer) = pipe_of(owner)?;
-        let (stderr, stderr_writer) = pipe_of(owner)?;
+        let (stdout, stdout_writer) = pipe_for(owner)?;
+        let (stderr, stderr_writer) = pipe_for(owner)?;
         let mut output = Self {
             ring: Writer::new(log, plan.log_bytes_max),
             sources: Vec::new(),
@@ -88,11 +87,11 @@ impl Output {
     /// input stays open for clients that attach.
     pub fn streams(&mut self, keep_stdin: bool, owner: Option<Identity>) -> io::Result<Streams> {
         let stdin = if keep_stdin {
-            let (read, write) = pipe_of(owner)?;
+            let (read, write) = pipe_for(owner)?;
             self.input = Some(Input::Pipe(write));
             read
         } else {
-            openat(CWD, c"/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?
+            open_null()?
         };
         let [stdout, stderr] = &self.writers;
         Ok(Streams::Given([stdin, stdout.try_clone()?, stderr.try_clone()?]))
@@ -155,12 +154,7 @@ fn copy(ring: &mut Writer, stream: Stream, source: &OwnedFd, rounds_max: usize) 
     true
 }
 
-/// A pipe whose owner can open it again by name (`/dev/stdout`).
-fn pipe_of(owner: Option<Identity>) -> io::Result<(OwnedFd, OwnedFd)> {
-    let (read, write) = step("make a pipe", || pipe_with(PipeFlags::CLOEXEC))?;
-    if let Some(Identity { uid, gid }) = owner {
-        let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
-        step("give the pipe to its user", || fchown(&read, Some(uid), Some(gid)))?;
-    }
-    Ok((read, write))
+fn pipe_for(owner: Option<Identity>) -> io::Result<(OwnedFd, OwnedFd)> {
+    let ids = |Identity { uid, gid }| (Uid::from_raw(uid), Gid::from_raw(gid));
+    Ok(pipe_of(owner.map(ids))?)
 }

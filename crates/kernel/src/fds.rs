@@ -5,13 +5,14 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-use rustix::fs::{Mode, OFlags, fstat, openat};
+use rustix::fs::{CWD, Gid, Mode, OFlags, Uid, fchown, fstat, openat};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use rustix::path::Arg;
+use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 
 use crate::files::Kind;
@@ -52,6 +53,22 @@ pub fn open_regular(
         file => file?,
     };
     if Kind::is_file(&fstat(&file)?) { Ok(file) } else { Err(odd()) }
+}
+
+/// Opens `/dev/null` to read and write it.
+pub fn open_null() -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    step("open /dev/null", || openat(CWD, c"/dev/null", flags, Mode::empty()))
+}
+
+/// Makes a pipe, its read end first. Its owner can open it again by name, as programs do with
+/// `/dev/stdout`; the kernel would refuse that for a pipe of root.
+pub fn pipe_of(owner: Option<(Uid, Gid)>) -> rustix::io::Result<(OwnedFd, OwnedFd)> {
+    let (read, write) = step("make pipe", || pipe_with(PipeFlags::CLOEXEC))?;
+    if let Some((uid, gid)) = owner {
+        step("give pipe to its user", || fchown(&read, Some(uid), Some(gid)))?;
+    }
+    Ok((read, write))
 }
 
 /// Takes over a descriptor that this process was started with. Call it once for each number.

@@ -27,6 +27,7 @@ use tare_control::{
     Cause, Channel, End, REPORT_BYTES_MAX, REQUEST_BYTES_MAX, Received, Report, Request,
 };
 use tare_kernel::clock::boot_ns;
+use tare_kernel::fds::open_null;
 use tare_kernel::process::Process;
 use tare_kernel::spawn::Child;
 
@@ -36,7 +37,7 @@ use crate::host::layout::StateRoot;
 use crate::record::LockedRecord;
 use crate::record::lines::Reason;
 use crate::session::failure::Subject;
-use crate::session::stdio::{Streams, null};
+use crate::session::stdio::Streams;
 use crate::spec::BoxId;
 use crate::teardown::{Leave, OWN_WITHIN, Order, roll_back, tear_down};
 
@@ -337,7 +338,7 @@ pub struct Reserve {
 
 impl Reserve {
     pub(crate) fn take() -> std::io::Result<Self> {
-        let first = null()?;
+        let first = open_null()?;
         let again = || first.try_clone();
         Ok(Self { _spare: [again()?, again()?, again()?, again()?, again()?, first] })
     }

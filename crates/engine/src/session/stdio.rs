@@ -4,9 +4,8 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{CWD, Gid, Mode, OFlags, Uid, fchown, openat};
-use rustix::pipe::{PipeFlags, pipe_with};
-use tare_kernel::step::step;
+use rustix::fs::{Gid, Uid};
+use tare_kernel::fds::{open_null, pipe_of};
 
 use crate::spec::User;
 
@@ -55,14 +54,14 @@ pub struct Stdio {
 impl Stdio {
     pub fn pipes(stdin: Stdin, owner: Owner) -> io::Result<Self> {
         let (input, our_input) = match stdin {
-            Stdin::Empty => (null()?, None),
+            Stdin::Empty => (open_null()?, None),
             Stdin::Pipe => {
-                let (read, write) = pipe_of(owner)?;
+                let (read, write) = pipe_of(owner.0)?;
                 (read, Some(write))
             }
         };
-        let (our_output, output) = pipe_of(owner)?;
-        let (our_errors, errors) = pipe_of(owner)?;
+        let (our_output, output) = pipe_of(owner.0)?;
+        let (our_errors, errors) = pipe_of(owner.0)?;
         Ok(Self {
             stdin: input,
             stdout: output,
@@ -72,26 +71,15 @@ impl Stdio {
     }
 
     pub fn nothing() -> io::Result<Self> {
-        Ok(Self { stdin: null()?, stdout: null()?, stderr: null()?, ours: Streams::default() })
+        Ok(Self {
+            stdin: open_null()?,
+            stdout: open_null()?,
+            stderr: open_null()?,
+            ours: Streams::default(),
+        })
     }
 
     pub fn theirs(&self) -> [BorrowedFd<'_>; 3] {
         [self.stdin.as_fd(), self.stdout.as_fd(), self.stderr.as_fd()]
     }
-}
-
-/// Creates a pipe that its owner can open again by name. Programs do so with `/dev/stdout`, and the
-/// kernel would refuse it for a pipe of root.
-fn pipe_of(owner: Owner) -> io::Result<(OwnedFd, OwnedFd)> {
-    let (read, write) = step("make a pipe", || pipe_with(PipeFlags::CLOEXEC))?;
-    if let Some((uid, gid)) = owner.0 {
-        step("give the pipe to its user", || fchown(&read, Some(uid), Some(gid)))?;
-    }
-    Ok((read, write))
-}
-
-pub fn null() -> io::Result<OwnedFd> {
-    let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    let open = || openat(CWD, c"/dev/null", flags, Mode::empty());
-    Ok(step("open /dev/null", open)?)
 }

@@ -5,7 +5,7 @@ use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use rustix::fs::{CWD, Gid, Mode, OFlags, ResolveFlags, Uid, openat, openat2};
+use rustix::fs::{CWD, Gid, Mode, OFlags, ResolveFlags, Uid, openat2};
 use rustix::io::Errno;
 use rustix::process::Pid;
 use rustix::thread::{CapabilitySet, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
@@ -91,11 +91,7 @@ pub fn launch_failed((step, error): LaunchFailure) -> Report {
 /// Closes the streams that the keeper inherited. Otherwise a reader of the command's output would see
 /// end of file only when the keeper ends.
 pub fn release_streams() -> Result<(), Failure> {
-    let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    let release = || {
-        let null = openat(CWD, c"/dev/null", flags, Mode::empty())?;
-        fds::set_stdio([null.as_fd(); 3])
-    };
+    let release = || fds::set_stdio([fds::open_null()?.as_fd(); 3]);
     step("release the streams", release).failing(SetupStep::Fork, "/dev/null")
 }
 

@@ -3,7 +3,7 @@
 
 use std::ffi::{CString, OsStr};
 use std::fs::{self, File, Permissions};
-use std::io::{self, BufWriter, ErrorKind, Read, Write};
+use std::io::{self, BufWriter, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
@@ -12,6 +12,7 @@ use std::path::Path;
 use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, Stat};
 use rustix::fs::{fstat, lstat, openat, statat};
 use rustix::io::Errno;
+use tare_archive::read_full;
 use tare_control::file_programs::{
     Listed, ListedKind, PIECE_BYTES_MAX, ProgramStatus, piece_length,
 };
@@ -19,8 +20,8 @@ use tare_kernel::files::Kind;
 use tare_kernel::replace::Draft;
 use tare_kernel::{signals, tree};
 
-const DONE: u8 = 0;
-const FAILED: u8 = 1;
+use crate::programs::{DONE, FAILED, say};
+
 const READY: ProgramStatus = ProgramStatus::Ready { kind: None, size: None };
 
 /// Writes the regular file at `path`, wherever its links lead, to standard output.
@@ -54,15 +55,10 @@ fn conclude(result: io::Result<()>) -> u8 {
         Ok(()) => DONE,
         Err(error) => {
             let errno = error.raw_os_error();
-            say(ProgramStatus::Failed { errno: errno.unwrap_or(Errno::IO.raw_os_error()) });
+            say(&ProgramStatus::Failed { errno: errno.unwrap_or(Errno::IO.raw_os_error()) });
             FAILED
         }
     }
-}
-
-/// Writes a status line. If the client is gone, the keeper ends this program.
-fn say(status: ProgramStatus) {
-    writeln!(io::stderr(), "{status}").ok();
 }
 
 fn try_read(path: &Path) -> io::Result<()> {
@@ -80,7 +76,7 @@ fn try_read(path: &Path) -> io::Result<()> {
         (false, Ok(size)) if size >= begin as u64 => Some(size),
         (false, _) => None,
     };
-    say(ProgramStatus::Ready { kind: None, size });
+    say(&ProgramStatus::Ready { kind: None, size });
     let mut output = output()?;
     output.write_all(&buffer[..begin])?;
     let rest = size.map_or(u64::MAX, |size| size - begin as u64);
@@ -105,24 +101,10 @@ fn output() -> io::Result<BufWriter<File>> {
     Ok(BufWriter::with_capacity(PIECE_BYTES_MAX, File::from(output)))
 }
 
-/// Until the buffer is full or the file is at its end.
-fn read_full(file: &mut File, buffer: &mut [u8]) -> io::Result<usize> {
-    let mut count = 0;
-    while count < buffer.len() {
-        match file.read(&mut buffer[count..]) {
-            Ok(0) => break,
-            Ok(more) => count += more,
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(count)
-}
-
 fn try_list(path: &Path) -> io::Result<()> {
     let directory = open_directory(path)?;
     let content = Dir::read_from(&directory)?;
-    say(READY);
+    say(&READY);
     let mut output = output()?;
     for entry in content {
         let entry = entry?;
@@ -173,7 +155,7 @@ fn try_write(path: &Path) -> io::Result<()> {
     let parent = openat(CWD, parent, flags, Mode::empty())?;
     let name = CString::new(name.as_bytes())?;
     let mut draft = Draft::create(parent.as_fd(), &name, Mode::from_raw_mode(0o644))?;
-    say(READY);
+    say(&READY);
     fill(draft.file(), mode)?;
     Ok(draft.publish()?)
 }
@@ -218,6 +200,6 @@ fn try_remove(path: &Path) -> io::Result<()> {
     let name = CString::new(name.as_bytes())?;
     let parent = open_directory(parent)?;
     statat(&parent, &name, AtFlags::SYMLINK_NOFOLLOW)?;
-    say(READY);
+    say(&READY);
     tree::remove(parent.as_fd(), &name)
 }

@@ -20,8 +20,7 @@ use tare_archive::{Options, Top};
 use tare_control::file_programs::{LEFT_OUT, PathKind, ProgramStatus};
 use tare_kernel::signals;
 
-const DONE: u8 = 0;
-const FAILED: u8 = 1;
+use crate::programs::{DONE, FAILED, say};
 
 /// Why nothing, or not all, was copied: the exit code and a sentence.
 type Failure = (u8, String);
@@ -52,11 +51,6 @@ fn conclude(result: Result<(), Failure>) -> u8 {
             code
         }
     }
-}
-
-/// Writes a line to standard error. If the client is gone, this process ends too.
-fn say(line: &dyn Display) {
-    writeln!(io::stderr(), "{line}").ok();
 }
 
 /// Writes to a stream, from a directory, the entry of this name, under another name.
