@@ -1,5 +1,5 @@
-//! The read-only view of the host that a box gets when it brings no root of its
-//! own: an allow-list, so that what is not named here is not there.
+//! The read-only view of the host that a box has without `--rootfs`. It is an allow-list: the box sees
+//! only what this file names.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::spec::{Network, Privilege, Spec};
 /// Programs and libraries. On a merged-/usr host all but the first are links.
 const PROGRAMS: [&str; 6] = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64"];
 
-/// What programs need of /etc to run, none of it secret. Each costs a mount.
+/// Entries of /etc that programs need to run. None is secret. Each costs a mount.
 const ETC: [&str; 13] = [
     "/etc/ld.so.cache",
     "/etc/alternatives",
@@ -28,7 +28,7 @@ const ETC: [&str; 13] = [
     "/etc/php",
 ];
 
-/// All entries that exist on this host.
+/// Returns all entries that exist on this host.
 pub fn entries() -> Vec<HostEntry> {
     let mut entries: Vec<HostEntry> = PROGRAMS.into_iter().chain(ETC).filter_map(entry).collect();
     entries.extend(java_settings().iter().filter_map(|path| entry(path)));
@@ -69,7 +69,7 @@ fn entry(path: &str) -> Option<HostEntry> {
     }
 }
 
-/// The files of /etc that are written for each box.
+/// Returns the files of /etc that are written for each box.
 pub fn files(spec: &Spec, hostname: &str) -> Vec<HostFile> {
     let file = |name: &str, content: String| HostFile {
         path: format!("/etc/{name}"),
@@ -80,7 +80,7 @@ pub fn files(spec: &Spec, hostname: &str) -> Vec<HostFile> {
         file("group", group(spec)),
         file("hostname", format!("{hostname}\n")),
         file("hosts", format!("127.0.0.1\tlocalhost {hostname}\n::1\tlocalhost\n")),
-        // Without it `localhost` has one family only (host.conf(5)).
+        // Without this file, `localhost` has only one address family (host.conf(5)).
         file("host.conf", "multi on\n".to_owned()),
         file("nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n".to_owned()),
     ];

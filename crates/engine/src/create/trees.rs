@@ -1,7 +1,7 @@
-//! Host directories and files that a box gets to see: opened once, without
-//! following a symlink, and turned into detached mounts that name no path.
+//! Opens the host directories and files that a box gets, once and without following a symlink, and
+//! makes detached mounts of them.
 //!
-//! A detached mount hangs on its descriptor: nothing to write down.
+//! A detached mount ends with its descriptor, so it needs no record.
 
 use std::fs;
 use std::io;
@@ -20,16 +20,16 @@ use crate::error::{Context, Error};
 use crate::holdings::{Place, Tree, uids};
 use crate::spec::{Access, User, Volume};
 
-/// Which process makes the mounts, and how ids are mapped in them.
+/// How the mounts are made, and how ids are mapped in them.
 #[derive(Debug, Clone, Copy)]
 pub enum Mapping {
-    /// Root: detached mounts, mapped to the box's uid range that begins here.
+    /// As root: detached mounts, mapped to the box's uid range, which begins at `first`.
     Range { first: u32, user: User },
-    /// Without privileges: the keeper mounts the path by its own rights.
+    /// Without privileges: the keeper mounts the path with its own rights.
     Own,
 }
 
-/// The tree below the box's overlay; what host root owns, box root owns.
+/// Returns the tree below the box's overlay. Files of the host's root belong to the box's root.
 pub fn root(path: &Path, state_root: &Path, mapping: Mapping) -> Result<Tree, Error> {
     let doing = || format!("cannot use {} as the root", path.display());
     let opened = open(path).map_err(|error| refused("--rootfs", path, error))?;
@@ -44,14 +44,15 @@ pub fn root(path: &Path, state_root: &Path, mapping: Mapping) -> Result<Tree, Er
     let whole = Extent { inside: 0, outside: first, count: uids::COUNT };
     let mounted = detach(&opened, Access::ReadOnly, Some((whole, whole))).context(doing).map_err(
         |error| {
-            // tmpfs: from Linux 6.3 on. Unmapped, its files would belong to the overflow id.
+            // A tmpfs supports them from Linux 6.3 on. Without a map, its files would belong to the
+            // overflow id.
             error.with_hint("its file system may not support id-mapped mounts; copy it to a disk")
         },
     )?;
     Ok(inherited(mounted, true))
 }
 
-/// A volume: the box's user acts on it as its owner.
+/// Returns the tree of a volume, on which the box's user acts as its owner.
 pub fn volume(volume: &Volume, state_root: &Path, mapping: Mapping) -> Result<Tree, Error> {
     let path = &volume.host;
     let doing = || format!("cannot bind {} into the box", path.display());
@@ -80,7 +81,7 @@ pub fn volume(volume: &Volume, state_root: &Path, mapping: Mapping) -> Result<Tr
         return Ok(by_path(path, is_directory));
     };
     let mounted = match detach(&opened, volume.access, Some(owner_map(&stat, first, user))) {
-        // Not every file system can map ids; reading works without.
+        // Not every file system can map ids. Reading works without a map.
         Err(_) if volume.access == Access::ReadOnly => detach(&opened, volume.access, None),
         other => other,
     };
@@ -90,15 +91,14 @@ pub fn volume(volume: &Volume, state_root: &Path, mapping: Mapping) -> Result<Tr
     Ok(inherited(mounted, is_directory))
 }
 
-/// The state root is tare's own: a box that could write there would end other
-/// boxes, and one that could read there would know their specs.
-/// The host's whole root holds it too.
+/// Refuses a path that contains the state root or is in it. A box that could write there could end
+/// other boxes, and a box that could read there would learn their specs.
 fn keep_apart(path: &Path, state_root: &Path, doing: impl Fn() -> String) -> Result<(), Error> {
-    // By their real names: `..` or a link in either could hide the other.
+    // Compares the real paths: `..` or a link in one could hide the other.
     let real = |path: &Path| fs::canonicalize(path).context(&doing);
     let (path, state_root) = (real(path)?, real(state_root)?);
     let own = fs::metadata(&path).context(&doing)?;
-    // By their inodes too: a bind mount gives either another name.
+    // Compares inodes too: a bind mount gives a directory another path.
     let is_same = |above: &Path| {
         let above = fs::metadata(above);
         above.is_ok_and(|above| (above.dev(), above.ino()) == (own.dev(), own.ino()))
@@ -112,19 +112,18 @@ fn keep_apart(path: &Path, state_root: &Path, doing: impl Fn() -> String) -> Res
         .with_hint("give a directory beside it, or choose another state root"))
 }
 
-/// Connecting to a unix socket ignores read-only mounts and every namespace but
-/// its file's, so a directory that holds one is a way out. The kernel's list
-/// names those that are in use, however large the directory is: the sockets of our
-/// network namespace, by the path that each was bound to. From Landlock's ABI 9 on a
-/// box reaches no socket that was made outside of it; before, those that are not in
-/// the list stay a way out (docs/security.md).
+/// Finds a socket below a directory on which a process listens. A box could connect to it, because
+/// read-only mounts and network namespaces do not prevent that. The kernel's list has the sockets of
+/// our network namespace, with the paths that they were bound to. From Landlock's ABI 9 on, a box
+/// cannot connect to any socket that was made outside of it. With an older kernel, sockets that are
+/// not in the list can be reached (docs/security.md).
 fn live_socket_beneath(directory: &Path) -> Option<PathBuf> {
     let list = fs::read_to_string("/proc/net/unix").unwrap_or_default();
     socket_paths(&list).find(|path| path.starts_with(directory))
 }
 
-/// What follows the first blank and slash of a line: no field before the name
-/// has a slash, and an abstract name begins with `@`.
+/// Returns the paths in the list: the text from the first slash after a blank on. No field before the
+/// path has a slash, and an abstract name begins with `@`.
 fn socket_paths(list: &str) -> impl Iterator<Item = PathBuf> {
     let name = |line: &str| line.find(" /").map(|at| PathBuf::from(&line[at + 1..]));
     list.lines().filter_map(name)

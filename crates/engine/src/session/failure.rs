@@ -1,4 +1,4 @@
-//! What a keeper's failure means to a person.
+//! Turns the failures that a keeper reports into errors for users.
 
 use std::ffi::OsString;
 use std::io;
@@ -11,7 +11,7 @@ use tare_kernel::spawn::SpawnStep;
 use crate::error::{Error, ErrorKind, Hint, LimitName};
 use crate::host::obstacle::{self, Step};
 
-/// The keeper gave up before it was one.
+/// Returns the error for a process that failed before it became the keeper.
 pub fn birth(step: SpawnStep, error: io::Error) -> Error {
     let doing = match step {
         SpawnStep::JoinCgroup => "cannot move the box into its cgroups",
@@ -29,7 +29,7 @@ pub fn birth(step: SpawnStep, error: io::Error) -> Error {
     Error::failed(doing).caused_by(error).with_hint(hint)
 }
 
-/// The box could not be made.
+/// Returns the error for a box that could not be made.
 pub fn setup(step: SetupStep, subject: &str, errno: i32) -> Error {
     let kind = if step == SetupStep::Volume { ErrorKind::BadRequest } else { ErrorKind::Failed };
     let doing = setup_message(step, &subject.escape_debug().to_string());
@@ -67,16 +67,16 @@ fn setup_message(step: SetupStep, subject: &str) -> String {
 
 fn setup_hint(step: SetupStep, errno: i32) -> Option<Hint> {
     let text = match step {
-        // A process that was stopped before its execve.
+        // The new process was stopped before its execve.
         SetupStep::Fork if errno == Errno::INTR.raw_os_error() => {
-            Some("it was stopped on its way: does something in the box stop other processes?")
+            Some("it was stopped before it ran: does a program in the box stop other processes?")
         }
         SetupStep::Root => {
-            Some("with --rootfs, what tare mounts on must be real directories, not symlinks")
+            Some("in a --rootfs, the directories that tare mounts on must not be symlinks")
         }
         SetupStep::Proc => Some("inside another container /proc may be masked; see 'tare doctor'"),
         SetupStep::Volume => {
-            Some("below /usr and in another volume the place must exist: tare makes nothing there")
+            Some("below /usr and in another volume the path must exist: tare creates nothing there")
         }
         SetupStep::Fork => {
             return Some(Hint::TooSmall(&[LimitName::Pids, LimitName::Memory]));
@@ -97,14 +97,14 @@ fn setup_hint(step: SetupStep, errno: i32) -> Option<Hint> {
     text.map(Hint::from)
 }
 
-/// What a failed start was about.
+/// The command of a failed start, for its error.
 #[derive(Debug, Clone, Copy)]
 pub struct Subject<'a> {
     pub command: Option<&'a OsString>,
     pub workdir: Option<&'a Path>,
 }
 
-/// The command could not be started.
+/// Returns the error for a command that could not be started.
 pub fn launch(step: LaunchStep, errno: i32, subject: Subject<'_>) -> Error {
     let why = io::Error::from_raw_os_error(errno);
     match step {
@@ -135,7 +135,7 @@ fn failed(doing: &str, why: io::Error) -> Error {
 
 fn not_started(command: &str, errno: i32, why: io::Error) -> Error {
     let message = format!("cannot run {command} in the box");
-    // A keeper may report any number: it is compared, not converted.
+    // A keeper may report any number, so the number is compared and not converted.
     let is = |known: Errno| known.raw_os_error() == errno;
     if is(Errno::NOENT) || is(Errno::NOTDIR) {
         return Error::new(ErrorKind::CommandNotFound, message)

@@ -1,6 +1,5 @@
-//! The output of a detached box, as its keeper keeps it: from the oldest record
-//! on, or only the newest lines, or what came after some time, and then whatever
-//! comes.
+//! Reads the log of a detached box: from the oldest record on, only the newest lines, or only output
+//! after some time. Can then follow new output.
 //!
 //! ```text
 //! open ─▶ since ─▶ tail ─▶ next_record* ─▶ (None) ─▶ missed_at_end ─▶ wait on the watch ─┐
@@ -8,8 +7,8 @@
 //!                               └────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! Nothing of a log is held in memory but one record, however long it is. The
-//! keeper is not trusted, so neither is what it wrote: see [`tare_control::log`].
+//! Only one record at a time is in memory. The keeper is not trusted, and neither is the log that it
+//! wrote: see [`tare_control::log`].
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -23,33 +22,33 @@ use crate::time::Timestamp;
 
 pub use tare_control::log::Stream;
 
-/// Some of the output, as the keeper received it: it may hold several lines, or
-/// half of one.
+/// Some output, as the keeper received it. It may have several lines, or half of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record<'a> {
     pub time: Timestamp,
     pub stream: Stream,
     pub bytes: &'a [u8],
-    /// So much output came between the record before and this one and is lost.
+    /// How many bytes between the previous record and this one are lost.
     pub missed_bytes: u64,
 }
 
+/// A reader of one log.
 #[derive(Debug)]
 pub struct Logs {
     reader: Reader,
     since: Option<Timestamp>,
     skip: Skip,
-    /// Where to stop; `None`: never.
+    /// Where to stop. `None` to follow the log.
     end: Option<End>,
 }
 
-/// What lies before the last lines.
+/// The part of a log before the last lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Skip {
     /// How many lines of each stream.
     stdout: u64,
     stderr: u64,
-    /// What the workload wrote from here on is never skipped.
+    /// Output from this position on is never skipped.
     end_position: u64,
 }
 
@@ -58,15 +57,15 @@ struct Skip {
 struct LineCount {
     first_position: Option<u64>,
     counted: Skip,
-    /// Streams with a line that has not ended; the one written last is last.
+    /// Streams whose last line has no end yet, in the order in which they were written.
     unfinished: Vec<Stream>,
 }
 
-/// A log that turns while it is counted is counted again, so often.
+/// How often to count a log whose oldest records are overwritten meanwhile.
 const COUNTS_MAX: usize = 3;
 
 impl Logs {
-    /// The log in the record of a box.
+    /// Opens the log in the record of a box.
     pub fn open(directory: BorrowedFd<'_>) -> Result<Self, Error> {
         let open = |name| {
             open_regular(directory, name, OFlags::RDONLY, Mode::empty())
@@ -76,14 +75,14 @@ impl Logs {
         Ok(Self { reader: Reader::new(files), since: None, skip: Skip::default(), end: None })
     }
 
-    /// Leaves out what was written before this time, from the beginning on.
+    /// Leaves out output from before this time, and starts again at the oldest record.
     pub fn since(&mut self, time: Timestamp) {
         self.since = Some(time);
         self.rewind();
     }
 
-    /// Leaves out all but the last lines that are there now, those of both
-    /// streams together in the order of their ends. What has not ended is a line.
+    /// Leaves out everything but the last lines that exist now. The lines of both streams are counted
+    /// together, in the order of their ends. A line without an end counts.
     pub fn tail(&mut self, lines: u64) -> Result<(), Error> {
         for _ in 0..COUNTS_MAX {
             let end = self.reader.end().map_err(unreadable)?;
@@ -95,12 +94,11 @@ impl Logs {
                 return Ok(());
             }
         }
-        // It turns faster than it is counted: all that is there is new.
+        // The log is overwritten faster than it is counted, so everything in it is new.
         Ok(())
     }
 
-    /// Leaves out what comes from now on, of which a busy box may write more than
-    /// anyone can read.
+    /// Leaves out output from now on. A busy box may write faster than the caller reads.
     pub fn stop_here(&mut self) -> Result<(), Error> {
         self.end = Some(self.reader.end().map_err(unreadable)?);
         Ok(())
@@ -133,12 +131,12 @@ impl Logs {
         }
     }
 
-    /// Announces whatever is written from now on, and whatever is lost.
+    /// Returns a watch that reports new output and lost output.
     pub fn watch(&self) -> Result<Watch, Error> {
         Watch::files(self.reader.files()).context(|| "cannot watch the log".to_owned())
     }
 
-    /// The same with an instance of the caller's, which may watch other logs too.
+    /// Adds the log to a watch, which may have other logs too.
     pub fn watch_with(&self, watch: &Watch) -> Result<[Mark; 2], Error> {
         let [one, other] = self.reader.files();
         let marks = || Ok([watch.add(one)?, watch.add(other)?]);
@@ -151,7 +149,7 @@ impl Logs {
         self.skip = Skip::default();
     }
 
-    /// The next record before this end that is not too old.
+    /// Returns the next record before this end that is not too old.
     fn next_entry(&mut self, end: Option<End>) -> Result<Option<Entry>, Error> {
         let mut next = || match &end {
             Some(end) => self.reader.next_entry_before(end),
@@ -165,7 +163,7 @@ impl Logs {
         Ok(None)
     }
 
-    /// Counts from the beginning, and not further than so many lines.
+    /// Counts lines from the beginning, at most this many.
     fn count(&mut self, lines_max: u64, end: End) -> Result<LineCount, Error> {
         self.rewind();
         let mut count = LineCount::default();
@@ -196,7 +194,7 @@ impl Skip {
         }
     }
 
-    /// How many bytes of this record are to be left out.
+    /// Returns how many bytes of this record to leave out.
     fn skipped(&mut self, entry: &Entry, bytes: &[u8]) -> usize {
         let is_after = entry.position >= self.end_position;
         let lines = self.lines_of(entry.stream);

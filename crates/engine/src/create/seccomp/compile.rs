@@ -1,15 +1,14 @@
-//! From ranges of numbers to classic BPF.
+//! Compiles ranges of numbers to classic BPF.
 //!
-//! The program is a balanced tree of "is the number at least k", with the verdicts
-//! as its leaves: about seven comparisons for any call. Verdicts are emitted once
-//! and shared.
+//! The program is a balanced tree of "is the number at least k" with the verdicts as its leaves: about
+//! seven comparisons for any call. Each verdict is emitted once and shared.
 //!
-//! It is written backwards, last instruction first, because jumps only go forward:
-//! whatever an instruction refers to is then already there, at a known distance.
+//! The program is written backwards, last instruction first. Jumps only go forward, so the target of a
+//! jump is already there, at a known distance.
 //!
-//! Only instructions are used that the kernel can follow without running them
-//! (`seccomp_is_const_allow`, since 5.11): it finds the calls that are allowed
-//! whatever their arguments and lets them pass with one bit test from then on.
+//! The program has only instructions that the kernel can evaluate in advance (`seccomp_is_const_allow`,
+//! since 5.11). The kernel finds the calls that are allowed with any arguments, and later lets them
+//! pass with one bit test.
 
 use tare_control::BpfInstruction;
 
@@ -24,7 +23,7 @@ const JUMP_AT_LEAST: u16 = 0x35;
 const JUMP_ANY_BIT: u16 = 0x45;
 const RETURN: u16 = 0x06;
 
-/// From linux/seccomp.h: what a filter returns.
+/// The return values of a filter, from linux/seccomp.h.
 const ALLOW: u32 = 0x7fff_0000;
 const ERRNO: u32 = 0x0005_0000;
 const KILL_PROCESS: u32 = 0x8000_0000;
@@ -59,8 +58,8 @@ const SET_ID: u32 = 0o6000;
 /// kernel reads a mode if either is set (`WILL_CREATE` in fs/open.c).
 const CREATES: u32 = 0o2000_0100;
 
-/// The program that gives every number the verdict of its range. The ranges
-/// ascend and the first starts at 0.
+/// Returns the program that gives every number the verdict of its range. The ranges ascend, and the
+/// first one starts at 0.
 pub fn program(ranges: &[Range]) -> Vec<BpfInstruction> {
     let mut assembler = ReverseAssembler::default();
     let tree = assembler.tree(ranges);
@@ -134,14 +133,14 @@ impl ReverseAssembler {
         self.one_of(0, &SOCKET_DOMAINS, allow, other)
     }
 
-    /// Whether the argument is one of the values.
+    /// Tests whether the argument is one of the values.
     fn one_of(&mut self, argument: u8, values: &[u32], yes: Label, no: Label) -> Label {
         let compare = |next, value: &u32| self.jump(JUMP_EQUAL, *value, yes, next);
         let first = values.iter().rev().fold(no, compare);
         self.load_argument(argument, first)
     }
 
-    /// Whether the argument has a bit of the mask set.
+    /// Tests whether the argument has a bit of the mask.
     fn any_bit(&mut self, argument: u8, mask: u32, yes: Label, no: Label) -> Label {
         let test = self.jump(JUMP_ANY_BIT, mask, yes, no);
         self.load_argument(argument, test)
@@ -171,8 +170,8 @@ impl ReverseAssembler {
         self.push(BpfInstruction { code, jump_true, jump_false, k })
     }
 
-    /// The label itself if a jump can still reach it after one more instruction
-    /// (the other target of the same jump may need one), a way there otherwise.
+    /// Returns the label if a jump can still reach it after one more instruction, which the other target
+    /// of the same jump may need. Otherwise adds an instruction that leads there.
     fn within_reach(&mut self, label: Label) -> Label {
         if self.distance(label) < usize::from(u8::MAX) {
             return label;
@@ -180,8 +179,7 @@ impl ReverseAssembler {
         self.trampoline(label)
     }
 
-    /// An instruction here that stands for the one at the label: itself if it
-    /// returns, a jump otherwise.
+    /// Adds an instruction that does the same as the one at the label: a copy of a return, or a jump.
     fn trampoline(&mut self, label: Label) -> Label {
         let target = self.code[label];
         if target.code == RETURN {
@@ -191,7 +189,7 @@ impl ReverseAssembler {
         self.emit(JUMP_ALWAYS, distance)
     }
 
-    /// How many instructions lie between the label and the one to be pushed next.
+    /// Returns the number of instructions between the label and the next one to be pushed.
     fn distance(&self, label: Label) -> usize {
         self.code.len() - 1 - label
     }

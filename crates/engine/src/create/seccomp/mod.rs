@@ -1,19 +1,18 @@
-//! The system calls a workload may make, as a classic BPF program.
+//! The system calls that a workload may make, as a classic BPF program.
 //!
-//! `table` says for every call which rule it follows, `rule` says what a rule
-//! means in each profile, `compile` turns the answer into instructions. This room
-//! only computes: the keeper installs the program, after all setup and before the
-//! first byte of the workload's code.
+//! `table` gives every call a rule, `rule` says what a rule means in each profile, and `compile` makes
+//! the instructions. This folder only computes. The keeper installs the program after all setup, just
+//! before it starts the workload.
 //!
-//! What holds in every program:
-//! - another architecture's entry kills the process; x32 does not exist (ENOSYS);
-//! - a number that is not in the table does not exist (ENOSYS), so that libraries
-//!   fall back instead of reporting a permission problem;
-//! - an argument is judged by its low 32 bits, which is all that the kernel uses
-//!   of it: a comparison of 64 is passed by setting a high bit.
+//! These rules hold in every program:
+//! - A call of another architecture kills the process. x32 calls do not exist (ENOSYS).
+//! - A number that is not in the table does not exist (ENOSYS), so that libraries fall back instead of
+//!   reporting a permission problem.
+//! - Only the low 32 bits of an argument are compared, because the kernel uses only these. A comparison
+//!   of 64 bits could be evaded with a high bit.
 //!
-//! The numbers are those of x86_64. Elsewhere the program kills whatever installs
-//! it: it fails closed.
+//! The numbers are those of x86_64. On another architecture, the program kills the process that
+//! installs it.
 
 use tare_control::BpfInstruction;
 
@@ -28,15 +27,15 @@ mod tests;
 
 /// Whether set-user-id and set-group-id bits may be put on files.
 ///
-/// Denied to a box that writes to a volume as a user of the host: a program with
-/// such a bit left there would run as that user, outside of the box.
+/// They are denied to a box that writes to a volume as a user of the host: outside of the box, a
+/// program with such a bit would run as that user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SetIdBits {
     Allowed,
     Denied,
 }
 
-/// The program for this profile. `Unconfined` has none, unless there is a writable volume to
+/// Returns the program for this profile. `Unconfined` has none, unless there is a writable volume to
 /// protect: then the program refuses set-id bits, calls that could set them unseen, and unknown
 /// call numbers, and allows everything else.
 pub fn program(profile: SeccompProfile, set_id_bits: SetIdBits) -> Option<Vec<BpfInstruction>> {
@@ -49,15 +48,15 @@ pub fn program(profile: SeccompProfile, set_id_bits: SetIdBits) -> Option<Vec<Bp
     }
 }
 
-/// The numbers from `start` up to the next range's start share a verdict.
+/// A range of numbers with one verdict: from `start` up to the start of the next range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Range {
     start: u32,
     verdict: Verdict,
 }
 
-/// All numbers from 0 to `u32::MAX`, as few ranges as possible. The last one is
-/// everything above the table, and with it x32, whose numbers have bit 30 set.
+/// Returns the ranges of all numbers from 0 to `u32::MAX`, as few as possible. The last range is
+/// everything above the table, including x32, whose numbers have bit 30 set.
 fn ranges(profile: SeccompProfile, set_id_bits: SetIdBits) -> Vec<Range> {
     let mut ranges = Vec::with_capacity(table::SYSCALLS.len() / 2);
     let mut next = 0;

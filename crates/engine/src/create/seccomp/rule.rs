@@ -1,7 +1,7 @@
-//! What the rules of the table mean: one answer for each profile.
+//! The meaning of the table's rules: a verdict for each profile.
 //!
-//! A rule is what a call *is*; a verdict is what one program does with it. Nothing
-//! here knows about instructions.
+//! A rule says what a call *is*, and a verdict says what one program does with it. This file knows
+//! nothing about instructions.
 
 use crate::create::seccomp::SetIdBits;
 use crate::spec::SeccompProfile;
@@ -22,11 +22,11 @@ pub enum Rule {
     Personality,
     /// Sets the limits of the process in this argument.
     LimitsOf(u8),
-    /// Runs other calls where no filter sees them. ENOSYS: libraries do without.
+    /// Runs other calls where no filter sees them. With ENOSYS, libraries use other calls.
     Ring,
     /// Reaches into another process: for debuggers only.
     Tracing,
-    /// Seldom used and rich in past kernel bugs: not for `Strict`.
+    /// Rarely used, with many kernel bugs in the past. Not allowed with `Strict`.
     SysvIpc,
     /// The `MSG_*` flags are in this argument: no MSG_OOB for `Strict`.
     MessageFlags(u8),
@@ -50,25 +50,25 @@ pub enum Verdict {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Check {
-    /// AF_UNIX, AF_INET, AF_INET6, and of AF_NETLINK the routing protocol only.
+    /// Only AF_UNIX, AF_INET, AF_INET6, and the routing protocol of AF_NETLINK.
     SocketDomain,
     /// No new namespace.
     CloneFlags,
-    /// Nothing but what concerns the caller's own threads.
+    /// Only what concerns the caller's own threads.
     UnshareFlags,
-    /// No typing into a terminal, no choice of its line discipline.
+    /// No input into a terminal, and no change of its line discipline.
     IoctlRequest,
-    /// The plain ones, and the question which one it is.
+    /// Only the plain personalities, and the query for the present one.
     Personality,
-    /// The caller alone, which is 0 in this argument. The kernel asks for nothing but
-    /// the same ids, which a keeper can have: it would lose its descriptors.
+    /// Only the caller, which is 0 in this argument. The kernel requires only the same ids, which a keeper
+    /// can have. Its limit on descriptors could then be lowered.
     OwnProcess(u8),
     /// No MSG_OOB in this argument.
     MessageFlags(u8),
     /// No set-id bit in this argument.
     FileMode(u8),
-    /// No set-id bit in the argument after this one, if this one says that a file
-    /// is to be created; the mode is garbage otherwise.
+    /// No set-id bit in the argument after this one, if this one has a flag that creates a file.
+    /// Otherwise the mode has no meaning.
     OpenMode(u8),
 }
 
@@ -84,7 +84,7 @@ impl Rule {
         }
     }
 
-    /// Whether the rule keeps set-id programs off a volume. Every profile has these rules.
+    /// Returns whether the rule keeps set-id programs off a volume. Every profile has these rules.
     fn guards_set_id_bits(self) -> bool {
         matches!(self, Self::FileMode(_) | Self::OpenMode(_) | Self::OpenHow | Self::Ring)
     }
