@@ -184,7 +184,8 @@ unsafe fn clone(
     let mut pidfd: RawFd = -1;
     arguments.pidfd = &raw mut pidfd as u64;
     let former = raw::set_signal_mask(u64::MAX);
-    // SAFETY: the caller answers for the stack and `argument`.
+    // SAFETY: clone3 needs a stack and an `argument` that live long enough: the caller promises it,
+    // see above.
     let cloned = unsafe { raw::clone3(&arguments, entry, argument) };
     raw::set_signal_mask(former);
     let pid = cloned? as i32;
@@ -224,14 +225,17 @@ pub unsafe fn keep_only(
     // First to numbers above all final ones, so that no move overwrites a source.
     let base = own.clone().fold(count, RawFd::max) + 1;
     for (index, fd) in (0..).zip(own) {
-        // SAFETY: duplicate_to needs a target that nothing owns: the caller's promise.
+        // SAFETY: duplicate_to needs a target that nothing owns: the caller promises that this process
+        // owns no descriptor.
         unsafe { raw::duplicate_to(fd, base + index, 0) }?;
     }
     for index in 0..count {
         let flags = if index < given { 0 } else { libc::O_CLOEXEC };
-        // SAFETY: as above.
+        // SAFETY: duplicate_to needs a target that nothing owns: the caller promises that this process
+        // owns no descriptor.
         unsafe { raw::duplicate_to(base + index, index, flags) }?;
     }
-    // SAFETY: close_range needs descriptors that nothing uses again: the caller's promise.
+    // SAFETY: close_range needs descriptors that nothing uses again: the caller promises that this
+    // process owns no descriptor, and those that it keeps have smaller numbers.
     unsafe { raw::close_range(count, 0) }
 }

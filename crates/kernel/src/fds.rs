@@ -124,7 +124,8 @@ pub fn close_on_exec_from(first: RawFd) -> io::Result<()> {
 /// what its parent had open: the values that own these descriptors must not be used or
 /// dropped again.
 pub fn close_from(first: RawFd) -> io::Result<()> {
-    // SAFETY: close_range needs descriptors that nothing uses again: the caller's promise.
+    // SAFETY: close_range needs descriptors that nothing uses again: the caller is a forked process
+    // that promises not to use the values that own them.
     Ok(unsafe { raw::close_range(first, 0) }?)
 }
 

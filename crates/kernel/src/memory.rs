@@ -82,12 +82,14 @@ unsafe impl GlobalAlloc for Allocator {
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: the caller of `realloc` promises a size that is valid for a layout.
+        // SAFETY: from_size_align_unchecked needs a size that is valid for this alignment: the caller
+        // of `realloc` promises it.
         let wanted = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
         match (is_large(layout), is_large(wanted)) {
-            // SAFETY: as for `dealloc`.
+            // SAFETY: remap needs a mapping of this size: `block` is one, because its layout is large.
             (true, true) => unsafe { remap(block, layout.size(), size) },
-            // SAFETY: as for `dealloc`.
+            // SAFETY: dlmalloc's realloc needs a block of dlmalloc with this layout: `block` is one,
+            // because its layout is not large.
             (false, false) => or_last_words(unsafe {
                 small().realloc(block, layout.size(), layout.align(), size)
             }),
@@ -101,7 +103,7 @@ impl Allocator {
     /// # Safety
     /// The block must come from this allocator, with this layout.
     unsafe fn move_to(&self, block: *mut u8, layout: Layout, wanted: Layout) -> *mut u8 {
-        // SAFETY: alloc needs a layout with a size: `wanted` or the former layout is large.
+        // SAFETY: alloc needs a layout of at least one byte: the caller of `realloc` promises it.
         let new = unsafe { self.alloc(wanted) };
         if new.is_null() {
             return new;
@@ -109,7 +111,7 @@ impl Allocator {
         let bytes = layout.size().min(wanted.size());
         // SAFETY: both blocks have `bytes` bytes, and the new one overlaps no other.
         unsafe { ptr::copy_nonoverlapping(block, new, bytes) };
-        // SAFETY: dealloc needs a block of this allocator with this layout: the caller's promise.
+        // SAFETY: dealloc needs a block of this allocator with this layout: the caller promises it.
         unsafe { self.dealloc(block, layout) };
         new
     }
@@ -135,7 +137,7 @@ unsafe fn remap(block: *mut u8, bytes: usize, wanted: usize) -> *mut u8 {
 /// # Safety
 /// The block must be a mapping of `bytes` bytes that is not used again.
 unsafe fn unmap(block: *mut u8, bytes: usize) {
-    // SAFETY: munmap needs a mapping that is not used again: the caller's promise.
+    // SAFETY: munmap needs a mapping that is not used again: the caller promises it.
     unsafe { libc::munmap(block.cast(), bytes) };
 }
 

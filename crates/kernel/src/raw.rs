@@ -92,7 +92,8 @@ pub fn execute_fd(program: RawFd, argv: &Strings, env: &Strings) -> Errno {
 /// `execve(2)`; returns only the reason why it failed.
 pub fn execute(path: &CStr, argv: &Strings, env: &Strings) -> Errno {
     let (argv, env) = (argv.pointers.as_ptr() as usize, env.pointers.as_ptr() as usize);
-    // SAFETY: as for execveat above: `path` ends with NUL, and both arrays with null.
+    // SAFETY: execve needs a path that ends with NUL, and two arrays of such strings that end with a
+    // null pointer: `path` is a `CStr`, and `Strings` owns such an array and the strings in it.
     let result = unsafe { syscall(libc::SYS_execve, [path.as_ptr() as usize, argv, env, 0, 0]) };
     result.err().unwrap_or(Errno::INVAL)
 }
@@ -107,7 +108,7 @@ pub struct Strings {
 // SAFETY: the pointers lead to heap memory that the value itself owns and that nothing
 // changes, so any thread may own or read it.
 unsafe impl Send for Strings {}
-// SAFETY: as above.
+// SAFETY: Sync needs shared references that any thread may use: nothing changes the strings.
 unsafe impl Sync for Strings {}
 
 impl Strings {

@@ -87,7 +87,7 @@ pub fn keep_ended_children() {
 /// Makes a write past the limit on file sizes fail, instead of killing this program without
 /// a message.
 pub fn fail_past_file_limit() {
-    // SAFETY: as above.
+    // SAFETY: signal(2) needs a handler that may run at any time: ignoring the signal runs none.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
