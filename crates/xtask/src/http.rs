@@ -1,9 +1,9 @@
-//! One request and its answer: as much of HTTP as a server on this host needs.
+//! Sends one request to a server on this host, and reads the answer.
 
 use serde_json::Value;
 use std::io::{self, Read, Write};
 
-/// The body of an answer whose status is 200, over a connection of its own.
+/// Sends a request over a new connection. Returns the body if the status is 200.
 pub fn ask(
     mut stream: impl Read + Write,
     method: &str,

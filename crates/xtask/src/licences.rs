@@ -6,8 +6,8 @@
 use crate::failure::Failure;
 use crate::workspace::{Package, Workspace};
 
-/// The licence expressions of our dependencies, as they write them. Each leaves a choice that
-/// requires no more than to be named. A new expression needs a look: add it here if it does too.
+/// The licence expressions of our dependencies, exactly as they write them. Each allows a choice that
+/// requires only attribution. Add a new expression if the same is true for it.
 const ALLOWED: [&str; 13] = [
     "(Apache-2.0 OR MIT) AND BSD-3-Clause",
     "(MIT OR Apache-2.0) AND Unicode-3.0",

@@ -1,9 +1,9 @@
-//! `cargo xtask`: measures and checks the project. It is no part of the product.
+//! `cargo xtask`: measures and checks the project. It is not part of the product.
 //!
 //! This file reads the arguments and prints the failure. Each job is a module. No check depends
 //! on the speed of the machine: a bench only informs.
 
-// A tool that reports to a terminal: printing is what it is for.
+// This tool reports to a terminal, so it prints.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod bench;

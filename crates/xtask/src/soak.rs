@@ -7,8 +7,8 @@
 //! server with the requests of LibreChat users.
 //!
 //! Each subject has a [`lane`] of its own. Inside, [`driver`] drives a [`subject`] through the
-//! [`mix`] and takes [`sample`]s. Outside, [`drift`] judges them and [`report`] writes them as a
-//! table, JSON and CSV. `tools/plot-soak` draws the CSV.
+//! [`mix`] and takes [`sample`]s. Outside, [`drift`] judges them, and [`report`] prints a table and
+//! writes JSON. `tools/plot-soak` draws the JSON.
 
 mod commands;
 mod count;
@@ -25,7 +25,7 @@ mod series;
 mod subject;
 mod tare;
 
-use crate::bench::report::{save, save_text};
+use crate::bench::report::save;
 use crate::failure::Failure;
 use crate::workspace::Workspace;
 use clap::{Args, ValueEnum};
@@ -41,22 +41,22 @@ pub struct Options {
     /// How many boxes
     #[arg(long, default_value_t = 20_000, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     boxes: u64,
-    /// End after this time, however many boxes there were (the peer has as much again)
+    /// End after this many minutes, also if there were fewer boxes; the peer gets the same time again
     #[arg(long, default_value_t = 10, value_name = "M")]
     minutes: u64,
-    /// Do the same to a peer, driven by a supervisor that kills the pid it knows
+    /// Run the same mix with a peer, under a supervisor that only kills the pid that it knows
     #[arg(long, value_enum)]
     peer: Option<Peer>,
-    /// Soak tare serve instead, with what the users of a LibreChat run
+    /// Soak tare serve instead, with requests of LibreChat users
     #[arg(long, conflicts_with = "peer")]
     librechat: bool,
-    /// How many are driven at once
+    /// How many boxes run at the same time
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=64))]
     workers: u64,
-    /// Where soak.txt, soak.json and soak.csv go [default: target/soak]
-    #[arg(long, value_name = "DIR")]
-    out: Option<PathBuf>,
-    /// What decides the mix and the moment of every crash [default: the time]
+    /// Where to save the report [default: target/soak.json]
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Seed of the mix and of the moment of every crash [default: the time]
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
 }
@@ -92,16 +92,11 @@ pub fn perform(options: &Options) -> Result<(), Failure> {
         None => {}
     }
     let report = Report::new(seed, all);
-    let text = report.text();
-    println!("\n{text}");
-    let out = match &options.out {
-        Some(path) => path.clone(),
-        None => workspace.target_directory.join("soak"),
-    };
-    save(&report, &out.join("soak.json"))?;
-    save_text(&text, &out.join("soak.txt"))?;
-    save_text(&report.csv(), &out.join("soak.csv"))?;
-    println!("saved in {}: soak.txt, soak.json, soak.csv", out.display());
+    println!("\n{}", report.text());
+    let default = || workspace.target_directory.join("soak.json");
+    let json = options.json.clone().unwrap_or_else(default);
+    save(&report, &json)?;
+    println!("saved in {}", json.display());
     match report.complaints().as_slice() {
         [] => Ok(()),
         complaints => Err(Failure::new(format!("soak: {}", complaints.join("; ")))),

@@ -1,13 +1,12 @@
-//! What cargo knows about this workspace: where it is, and what it is made of.
+//! Asks cargo where this workspace is and which packages it has.
 
 use crate::failure::{Context, Failure};
 use serde::Deserialize;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// The targets that a tare binary has code for: the command and its keeper.
-/// Without this filter cargo would want the manifests of crates for Windows,
-/// which no build here ever downloads, and the answer would need a network.
+/// The targets of tare. Without this filter, cargo would need the manifests of crates for Windows,
+/// which no build downloads, so it would need a network.
 const TARGETS: [&str; 2] = ["x86_64-unknown-linux-gnu", "x86_64-unknown-linux-musl"];
 
 /// The part of `cargo metadata` that is used here.
@@ -34,7 +33,7 @@ impl Workspace {
         Self::read(filters.collect())
     }
 
-    /// The workspace alone: quick, and needs nothing that is not in the tree.
+    /// The workspace without dependencies. This is fast and needs only the tree.
     pub fn alone() -> Result<Self, Failure> {
         Self::read(vec!["--no-deps"])
     }
@@ -55,7 +54,7 @@ impl Workspace {
     }
 }
 
-/// The cargo that runs us, so that the pinned toolchain stays the pinned one.
+/// The cargo that started xtask, so that the pinned toolchain is used.
 pub fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }

@@ -34,20 +34,14 @@ impl Report {
     }
 }
 
-/// As JSON, in a file whose directory is made if need be.
+/// Writes a report as JSON, and makes the directory of the file.
 pub fn save(report: &impl Serialize, path: &Path) -> Result<(), Failure> {
-    let mut json = serde_json::to_string_pretty(report)
-        .context(|| format!("cannot save {}", path.display()))?;
-    json.push('\n');
-    save_text(&json, path)
-}
-
-pub fn save_text(text: &str, path: &Path) -> Result<(), Failure> {
     let doing = || format!("cannot save {}", path.display());
+    let json = serde_json::to_string_pretty(report).context(doing)?;
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent).context(doing)?;
     }
-    fs::write(path, text).context(doing)
+    fs::write(path, json + "\n").context(doing)
 }
 
 /// Where and when: what a reader needs to judge the figures.

@@ -15,7 +15,7 @@ use tare_kernel::process::Process;
 const BIRTH_WAIT_MAX: Duration = Duration::from_millis(200);
 const BIRTH_PAUSE: Duration = Duration::from_micros(300);
 
-/// No command here takes longer, unless it hangs.
+/// A command that takes longer hangs.
 const COMMAND_MAX: Duration = Duration::from_secs(60);
 
 /// The process to kill.
@@ -95,7 +95,7 @@ impl Caller {
         Ok(!Process::open(child.id().cast_signed())?.wait_dead(bound)?)
     }
 
-    /// Kills its first child when it has one, unless it ends before.
+    /// Kills the first child of a process as soon as it has one, unless the process ends before.
     fn kill_child_of(&self, parent: &Child) -> io::Result<()> {
         let process = Process::open(parent.id().cast_signed())?;
         let start = Instant::now();
@@ -115,7 +115,7 @@ impl Caller {
     }
 }
 
-/// proc_pid_children(5); nothing where the kernel has no such file.
+/// Reads the first child of a process (proc_pid_children(5)). `None` if the kernel has no such file.
 pub fn first_child(pid: u32) -> Option<i32> {
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
     children.split_whitespace().next()?.parse().ok()
@@ -139,7 +139,7 @@ mod tests {
         Launch::new(["/bin/sh", "-c", script])
     }
 
-    /// What a child of a shell waits for: it outlives the shell, and not the test.
+    /// A lock for which the child of a shell waits. So the child outlives the shell, but not the test.
     struct Lock {
         path: PathBuf,
         held: File,
@@ -153,7 +153,7 @@ mod tests {
             Self { path, held }
         }
 
-        /// The shell opens the file before it has the child.
+        /// The command that waits. The shell opens the file before it starts the child.
         fn wait(&self) -> String {
             format!("exec 9< '{}'; flock 9", self.path.display())
         }

@@ -13,7 +13,7 @@ use tare_kernel::procfs::{NAMESPACE_KINDS, NamespaceKind, Procfs};
 /// The cgroup of the soak's own processes.
 pub const OWN_LEAF: &str = "soak";
 
-/// What `st_blocks` of stat(2) counts in.
+/// The unit of `st_blocks` in stat(2).
 const STAT_BLOCK_BYTES: u64 = 512;
 
 /// A process of the soak.
@@ -112,8 +112,8 @@ impl Hierarchies {
     /// leaked.
     pub fn reclaim(&self) {
         for root in &self.roots {
-            // v1, then v2 with an amount. v2 fails because there is less, and has reclaimed what
-            // there was.
+            // The first file is of v1, the second of v2. The write to v2 fails, because there is
+            // less than this amount, but the kernel has reclaimed what it could.
             for (file, amount) in [("memory.force_empty", "0"), ("memory.reclaim", "1G")] {
                 let file = root.join(file);
                 if file.exists() {

@@ -4,21 +4,21 @@ use super::measure::{Demand, Measure};
 use super::series::Series;
 use serde::Serialize;
 
-/// This part of the boxes only fills caches; growth is looked for in the rest.
+/// The first part of the boxes only fills caches. Growth is measured in the rest.
 const WARM_UP_SHARE: f64 = 0.1;
 
-/// How many times its own uncertainty a slope has to be to be one.
+/// A slope counts if it is this many times its standard error.
 const SURE: f64 = 3.0;
 
-/// Growth of the whole run that no measurement of memory tells from nothing: each
-/// CPU has up to 64 pages of a cgroup's charge in stock (mm/memcontrol.c).
+/// Growth of the whole run that no measurement of memory can show: each CPU may hold up to 64 pages
+/// that are charged to a cgroup and not used (mm/memcontrol.c).
 const CHARGE_BYTES_UNSEEN: f64 = 1024.0 * 1024.0;
 
-/// By how much per 1,000 boxes.
+/// How much a measure grows per 1,000 boxes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Slope {
     pub per_thousand: f64,
-    /// One standard error of it.
+    /// The standard error of the slope.
     pub noise: f64,
 }
 
@@ -28,12 +28,12 @@ pub struct Drift {
     pub before: f64,
     pub after: f64,
     pub slope: Option<Slope>,
-    /// What there is to complain about.
+    /// Why the soak fails, if it does.
     pub complaint: Option<String>,
 }
 
 impl Drift {
-    /// `None` where the kernel did not tell.
+    /// `None` if the kernel does not show this measure.
     pub fn of(measure: Measure, series: &Series) -> Option<Self> {
         let before = *series.before.as_ref()?.values.get(&measure)?;
         let after = *series.samples.last()?.values.get(&measure)?;
@@ -48,7 +48,8 @@ impl Drift {
     }
 }
 
-/// Boxes and values. Memory without those samples in which caches fill.
+/// The number of boxes and the value of each sample. Samples in which caches fill are left out, except
+/// for counts.
 fn points(measure: Measure, series: &Series) -> Vec<(f64, f64)> {
     let boxes = series.samples.last().map_or(0, |it| it.boxes);
     let first = match measure.demand() {
@@ -61,7 +62,7 @@ fn points(measure: Measure, series: &Series) -> Vec<(f64, f64)> {
     counted.filter_map(|it| Some(point(it.values.get(&measure)?, it.boxes))).collect()
 }
 
-/// At any sample, not only at the last: each had time enough to settle.
+/// Compares every sample, not only the last one: each had enough time to settle.
 fn unequal(measure: Measure, series: &Series, before: f64) -> Option<String> {
     let title = measure.title();
     let differs = |it: &&super::sample::Sample| it.values.get(&measure) != Some(&before);
@@ -97,9 +98,9 @@ fn growing(measure: Measure, series: &Series, slope: Slope) -> Option<String> {
     })
 }
 
-/// Least squares. Neighbouring samples of memory resemble each other, so that
-/// there are fewer independent ones than samples: the error is widened by their
-/// correlation, else noise would look like a slope.
+/// Fits a line by least squares. Neighbouring samples of memory are correlated, so there are fewer
+/// independent samples than samples. The error is widened accordingly, because otherwise noise would
+/// look like a slope.
 pub fn slope(points: &[(f64, f64)]) -> Option<Slope> {
     if points.len() < 3 {
         return None;
@@ -120,7 +121,7 @@ pub fn slope(points: &[(f64, f64)]) -> Option<Slope> {
     Some(Slope { per_thousand: per_box * 1_000.0, noise: noise * 1_000.0 })
 }
 
-/// By how much neighbours that resemble each other widen a variance.
+/// The factor by which correlated neighbours widen the variance.
 fn inflation(left: &[f64]) -> f64 {
     let all: f64 = left.iter().map(|it| it * it).sum();
     if all == 0.0 {

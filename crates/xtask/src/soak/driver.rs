@@ -1,8 +1,8 @@
 //! Drives a subject through the mix, inside of the lane.
 //!
 //! Some workers run box after box. At every point of the [`schedule`] all of them finish their
-//! box, the next ordinary command runs, and everything that is left is counted. What the kernel
-//! frees late gets a bounded time.
+//! box, the next ordinary command runs, and everything that is left is counted. The kernel has a
+//! limited time to free objects that it frees late.
 
 use super::commands::Caller;
 use super::count::Hierarchies;
@@ -29,7 +29,7 @@ const SAMPLES_MAX: u64 = 50;
 /// The first of some earlier samples, each after twice as many boxes as the one before.
 const FIRST_SAMPLE: u64 = 25;
 
-/// Between two samples at the most, so that a soak that its time ends has enough of them too.
+/// The shortest time after which a sample is due. A soak that ends early has enough samples too.
 const SAMPLE_WITHIN_MIN: Duration = Duration::from_secs(2);
 
 const SETTLE_PAUSE: Duration = Duration::from_millis(20);

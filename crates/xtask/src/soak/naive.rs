@@ -74,7 +74,7 @@ impl Naive {
                 caller.crash(&stubborn, job.crash_moment(), Victim::Itself)
             }
             Purpose::KeeperKilled => caller.crash(&stubborn, job.crash_moment(), Victim::Child),
-            // A box that lives on is to it a process that it ends later.
+            // bwrap has no detached boxes: the supervisor ends the process later.
             Purpose::TimedOut | Purpose::Detached | Purpose::Forgotten => {
                 let timeout = job.timeout();
                 caller.run_for(&stubborn, timeout).map(drop)
@@ -100,7 +100,7 @@ impl Subject for Naive {
     }
 
     fn live(&self, mut job: Job, caller: &Caller) -> Result<u64, Surprise> {
-        // What becomes of a box is what is counted; how it ended is not.
+        // Only leftovers count, not how a box ended.
         self.run(&mut job, caller).map_err(|it| it.to_string())?;
         match job.exec {
             None => Ok(0),
@@ -143,7 +143,7 @@ fn boxed(command: &[&str]) -> Launch {
     launch
 }
 
-/// bwrap outside, bwrap inside, the command: the last of them, once it is there.
+/// Waits for the last process of the chain: bwrap outside, bwrap inside, the command.
 fn innermost(pid: u32) -> Option<i32> {
     let start = Instant::now();
     while start.elapsed() < RESIDENT_START_MAX {

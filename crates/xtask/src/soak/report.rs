@@ -1,4 +1,4 @@
-//! The report of a soak: JSON and CSV for programs, a table for people, and the complaints.
+//! The report of a soak: JSON for programs, a table for people, and why the soak has failed.
 
 use super::drift::Drift;
 use super::measure::{Demand, Measure};
@@ -16,16 +16,16 @@ pub struct Report {
 }
 
 #[derive(Debug, Serialize)]
-pub struct Subject {
-    pub series: Series,
-    pub drifts: Vec<Drift>,
+struct Subject {
+    series: Series,
+    drifts: Vec<Drift>,
 }
 
 impl Report {
     pub fn new(seed: u64, all: Vec<Series>) -> Self {
         let subject = |series: Series| {
-            let drifts = Measure::all();
-            Subject { drifts: drifts.filter_map(|it| Drift::of(it, &series)).collect(), series }
+            let drifts = Measure::all().filter_map(|it| Drift::of(it, &series)).collect();
+            Subject { drifts, series }
         };
         Self { machine: Machine::observe(), seed, subjects: all.into_iter().map(subject).collect() }
     }
@@ -38,24 +38,6 @@ impl Report {
     pub fn text(&self) -> String {
         let mut text: String = self.subjects.iter().map(Subject::text).collect();
         let _ = writeln!(text, "seed {}; {}", self.seed, self.machine);
-        text
-    }
-
-    /// Returns how far each measure has moved at each sample, for `tools/plot-soak`.
-    pub fn csv(&self) -> String {
-        let mut text = String::from("subject,measure,boxes,change\n");
-        for Subject { series, .. } in &self.subjects {
-            let Some(before) = &series.before else {
-                continue;
-            };
-            for sample in series.samples.iter() {
-                for (measure, value) in &sample.values {
-                    let change = value - before.values.get(measure).unwrap_or(value);
-                    let (subject, title) = (series.subject.name(), measure.title());
-                    let _ = writeln!(text, "\"{subject}\",\"{title}\",{},{change}", sample.boxes);
-                }
-            }
-        }
         text
     }
 }

@@ -28,7 +28,7 @@ pub struct Sample {
 #[derive(Debug)]
 pub struct Place {
     pub hierarchies: Hierarchies,
-    /// A file system of its own, which knows what it contains.
+    /// A file system of its own, so that statvfs(3) counts everything in it.
     pub state: PathBuf,
     /// tare keeps this file on purpose. It is a measure of its own.
     pub history: PathBuf,

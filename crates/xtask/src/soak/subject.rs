@@ -30,7 +30,7 @@ const BOXES_BETWEEN: u64 = 250;
 pub type Surprise = String;
 
 pub trait Subject: Sync {
-    /// Does what is done once for all boxes.
+    /// Prepares the subject before the first sample.
     fn make_ready(&self, caller: &Caller) -> Result<(), Surprise>;
 
     /// Starts the residents: boxes that live throughout the soak and get execs.

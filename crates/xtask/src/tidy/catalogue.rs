@@ -1,4 +1,4 @@
-//! The leak catalogue: the table in docs/leaks.md and the tests in `tests/leaks/` agree.
+//! Checks that the leak catalogue in docs/leaks.md and the tests in `tests/leaks/` agree.
 //!
 //! Each of these tests is in the file of its letter and opens with
 //! `/// A1, who had it: what went wrong.`, which is its row in the table. A row without a test
@@ -62,7 +62,7 @@ fn is_case(case: &str, file: &str) -> bool {
     number.is_some_and(|it| !it.is_empty() && it.bytes().all(|it| it.is_ascii_digit()))
 }
 
-/// What the documentation of the function on this line says, on one line.
+/// The documentation of the function on this line, joined to one line.
 fn opening(source: &Source, line: usize) -> String {
     let above: Vec<&str> = source.text.lines().take(line - 1).collect();
     let attributes = above.iter().rev().take_while(|it| it.starts_with("#["));
@@ -73,7 +73,7 @@ fn opening(source: &Source, line: usize) -> String {
     said.join(" ")
 }
 
-/// Whether it is a row of a case, and has a test.
+/// Whether a line is the row of a case that has a test.
 fn names_a_test(line: &str) -> bool {
     let mut cells = line.split(" | ");
     let case = cells.next().and_then(|it| it.strip_prefix("| "));

@@ -1,8 +1,8 @@
-//! Each promise of SPECIFICATION.md names a test, and that test is there.
+//! Checks that every test that SPECIFICATION.md names exists.
 //!
-//! A test is named in backticks as `file::test_name`: the name of its file
-//! without `.rs` (of the crate or the directory, where the file is a `lib.rs`,
-//! `main.rs` or `mod.rs`), and its function. Modules in between may be named.
+//! The name of a test is in backticks: `file::test_name`. `file` is the name of the file without
+//! `.rs`. For `lib.rs`, `main.rs` and `mod.rs` it is the name of the crate or directory. Modules may
+//! stand in between.
 
 use super::Finding;
 use super::source::Source;
@@ -30,7 +30,7 @@ fn tests_of(sources: &[Source]) -> HashSet<(String, String)> {
     sources.iter().flat_map(of_file).collect()
 }
 
-/// What a file is called in the name of a test.
+/// The name of a file in the name of a test.
 fn file_name(path: &Path) -> String {
     let stem = path.file_stem().unwrap_or_default();
     let name = match stem.to_str() {
@@ -52,7 +52,7 @@ fn exists(name: &str, tests: &HashSet<(String, String)>) -> bool {
         .any(|file| tests.contains(&(file.to_owned(), function.to_owned())))
 }
 
-/// What stands in backticks and looks like the name of a test, with its line.
+/// Every text in backticks that looks like the name of a test, with its line.
 fn named_tests(text: &str) -> impl Iterator<Item = (usize, &str)> {
     text.lines().enumerate().flat_map(|(index, line)| {
         let quoted = line.split('`').skip(1).step_by(2);
@@ -60,7 +60,7 @@ fn named_tests(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// Snake case throughout: `Command::new` is no test.
+/// Whether every part is in snake case: `Command::new` is not a test.
 fn looks_like_a_test(quoted: &str) -> bool {
     let plain = |it: &str| {
         !it.is_empty()
