@@ -8,7 +8,6 @@ use std::time::Instant;
 use axum::extract::FromRef;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::config::Config;
 use crate::error::ServiceError;
 use crate::http::Http;
 use crate::store::open::Files;
@@ -56,11 +55,6 @@ impl AppState {
             started: Instant::now(),
             reloads,
         }))
-    }
-
-    pub fn configure(&self, config: Config) {
-        self.files.configure(&config.files);
-        self.service.configure(config);
     }
 
     /// Makes the server read its configuration again.

@@ -107,8 +107,8 @@ pub fn serve(options: Options) -> Result<(), Error> {
     let (tell, changes) = mpsc::channel(CHANGES_WAITING);
     let settings = config.gauge_settings(descriptors.reserved());
     let pressure = Pressure::start(Arc::clone(&engine), settings, tell)?;
-    let files = Files::new(&config.files, options.state_root.as_deref());
     let (config, shutdown) = (CurrentConfig::new(config), Shutdown::default());
+    let files = Files::new(config.clone(), options.state_root.as_deref());
     let service = Service::new(Foundation {
         engine,
         creators,

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use rustix::fs::{Access, access, statfs};
 use serde::Deserialize;
@@ -19,24 +18,13 @@ pub struct FilesConfig {
     pub owner_bytes: ByteSize,
     /// The total size of all files.
     pub total_bytes: ByteSize,
+    /// The largest size of one file.
     pub file_bytes: ByteSize,
-    /// LibreChat treats files that are older than 23 hours as gone.
+    /// The age at which a file is removed. LibreChat treats files that are older than 23 hours as
+    /// gone.
     pub ttl: Period,
     /// The number of files in one request.
     pub request_files: usize,
-}
-
-/// The limits that the store keeps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StoreLimits {
-    /// The largest size of one file.
-    pub file_bytes: u64,
-    /// The total size of one owner's files.
-    pub owner_bytes: u64,
-    /// The total size of all files.
-    pub total_bytes: u64,
-    /// Files that are older than this are removed.
-    pub ttl: Duration,
 }
 
 impl Default for FilesConfig {
@@ -91,15 +79,6 @@ impl FilesConfig {
             }
         }
         Ok(())
-    }
-
-    pub fn limits(&self) -> StoreLimits {
-        StoreLimits {
-            file_bytes: self.file_bytes.0,
-            owner_bytes: self.owner_bytes.0,
-            total_bytes: self.total_bytes.0,
-            ttl: self.ttl.0,
-        }
     }
 }
 

@@ -132,7 +132,7 @@ impl Store {
         now: Timestamp,
         keep: &mut impl FnMut(&Object),
     ) -> Result<(), ServiceError> {
-        let ttl = self.limits().ttl;
+        let ttl = self.ttl();
         let removed = match found(files, file)? {
             Found::Whole(object) if !is_expired(object.created_at, now, ttl) => {
                 self.saw_file_of(object.created_at);

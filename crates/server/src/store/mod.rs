@@ -32,10 +32,11 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tare_engine::Timestamp;
 
-use crate::config::files::StoreLimits;
+use crate::config::current::CurrentConfig;
 use crate::error::ServiceError;
 use crate::store::directory::StoreDirectory;
 use crate::store::expiry::SweepSchedule;
@@ -48,7 +49,7 @@ use crate::store::quota::Usage;
 #[derive(Debug)]
 pub struct Store {
     directory: StoreDirectory,
-    limits: Mutex<StoreLimits>,
+    config: CurrentConfig,
     usage: Mutex<Usage>,
     /// Held while names of a session change: a sweep would remove content whose record is not
     /// there yet, and an empty session directory that is about to get a file.
@@ -59,10 +60,10 @@ pub struct Store {
 
 impl Store {
     /// Creates the directory if it is missing, and checks and counts every file in it.
-    pub fn open(directory: &Path, limits: StoreLimits) -> Result<Arc<Self>, ServiceError> {
+    pub fn open(directory: &Path, config: CurrentConfig) -> Result<Arc<Self>, ServiceError> {
         let store = Self {
             directory: StoreDirectory::open(directory)?,
-            limits: Mutex::new(limits),
+            config,
             usage: Mutex::default(),
             changing: Mutex::default(),
             next_incoming: AtomicU64::new(0),
@@ -71,11 +72,6 @@ impl Store {
         store.directory.clear_incoming()?;
         store.count_all(Timestamp::now())?;
         Ok(Arc::new(store))
-    }
-
-    /// Sets the limits for files that arrive from now on.
-    pub fn configure(&self, limits: StoreLimits) {
-        *locked(&self.limits) = limits;
     }
 
     /// Begins a new file. Dropping it before it is kept removes it.
@@ -94,7 +90,7 @@ impl Store {
     }
 
     fn is_current(&self, object: &Object) -> bool {
-        !expiry::is_expired(object.created_at, Timestamp::now(), self.limits().ttl)
+        !expiry::is_expired(object.created_at, Timestamp::now(), self.ttl())
     }
 
     /// Returns the files of a session, oldest first, without expired ones.
@@ -142,7 +138,7 @@ impl Store {
     /// Removes expired files and content without a record. Does nothing before a file can have
     /// expired.
     pub fn sweep(&self, now: Timestamp) -> Result<(), ServiceError> {
-        let is_due = locked(&self.schedule).is_due(now, self.limits().ttl);
+        let is_due = locked(&self.schedule).is_due(now, self.ttl());
         if is_due { self.check_all(now, |_| ()) } else { Ok(()) }
     }
 
@@ -189,8 +185,9 @@ impl Store {
         self.next_incoming.fetch_add(1, Ordering::Relaxed)
     }
 
-    fn limits(&self) -> StoreLimits {
-        *locked(&self.limits)
+    /// The age at which files expire.
+    fn ttl(&self) -> Duration {
+        self.config.get().files.ttl.0
     }
 
     fn usage(&self) -> MutexGuard<'_, Usage> {

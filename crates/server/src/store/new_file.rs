@@ -42,9 +42,8 @@ impl NewFile {
     }
 
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), ServiceError> {
-        let limits = self.store.limits();
         let count = bytes.len() as u64;
-        self.store.usage().grow(&self.owner, self.size, count, &limits)?;
+        self.store.usage().grow(&self.owner, self.size, count, &self.store.config.get().files)?;
         self.size += count;
         self.hasher.update(bytes);
         let written = self.file.write_all(bytes);

@@ -3,9 +3,9 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use crate::config::files::{FilesConfig, StoreLimits};
+use crate::config::current::CurrentConfig;
 use crate::error::ServiceError;
 use crate::store::{Object, Store, locked};
 use crate::workers::Workers;
@@ -18,7 +18,7 @@ pub struct Files(Arc<Shared>);
 struct Shared {
     /// `None` if the configuration names no directory and the user has no home.
     directory: Option<PathBuf>,
-    limits: Mutex<StoreLimits>,
+    config: CurrentConfig,
     store: OnceLock<Arc<Store>>,
     /// Held by the thread that opens the store, which can take long: it reads every record.
     opening: Mutex<()>,
@@ -26,28 +26,17 @@ struct Shared {
 
 impl Files {
     /// The default directory of a server with its own state root is inside that root.
-    pub fn new(config: &FilesConfig, state_root: Option<&Path>) -> Self {
+    pub fn new(config: CurrentConfig, state_root: Option<&Path>) -> Self {
+        let configured = config.get().files.directory.clone();
         let is_root = rustix::process::geteuid().is_root();
         let below_root = || state_root.map(|root| root.join("files"));
         let usual = || default_directory(is_root, |name| std::env::var_os(name));
         Self(Arc::new(Shared {
-            directory: config.directory.clone().or_else(below_root).or_else(usual),
-            limits: Mutex::new(config.limits()),
+            directory: configured.or_else(below_root).or_else(usual),
+            config,
             store: OnceLock::new(),
             opening: Mutex::default(),
         }))
-    }
-
-    pub fn configure(&self, config: &FilesConfig) {
-        let mut limits = locked(&self.0.limits);
-        *limits = config.limits();
-        self.apply(&limits);
-    }
-
-    fn apply(&self, limits: &MutexGuard<'_, StoreLimits>) {
-        if let Some(store) = self.0.store.get() {
-            store.configure(**limits);
-        }
     }
 
     /// The size of all files; 0 while the store is not open. Never waits.
@@ -90,11 +79,8 @@ impl Files {
         if let Some(store) = self.0.store.get() {
             return Ok(Arc::clone(store));
         }
-        let limits = *locked(&self.0.limits);
-        let store = Store::open(directory, limits)?;
+        let store = Store::open(directory, self.0.config.clone())?;
         self.0.store.set(Arc::clone(&store)).ok();
-        // The limits may have changed while the store was opened.
-        self.apply(&locked(&self.0.limits));
         Ok(store)
     }
 
@@ -144,7 +130,7 @@ mod tests {
     use tare_harness::TemporaryDirectory;
 
     use super::*;
-    use crate::config::Period;
+    use crate::config::Config;
 
     #[test]
     fn the_default_directory_is_where_the_user_keeps_data() {
@@ -166,22 +152,17 @@ mod tests {
         assert_eq!(of(false, &[]), None);
     }
 
-    /// `GET /metrics` and a reload call these on threads of the runtime.
+    /// `GET /metrics` calls this on a thread of the runtime.
     #[test]
-    fn metrics_and_reload_do_not_wait_while_the_store_opens() {
+    fn metrics_do_not_wait_while_the_store_opens() {
         let home = TemporaryDirectory::new();
-        let config = FilesConfig { directory: Some(home.join("files")), ..FilesConfig::default() };
-        let files = Files::new(&config, None);
-        let opening = locked(&files.0.opening);
+        let mut config = Config::default();
+        config.files.directory = Some(home.join("files"));
+        let files = Files::new(CurrentConfig::new(config), None);
+        let _opening = locked(&files.0.opening);
         let (done, seen) = channel();
         let other = files.clone();
-        let shorter = FilesConfig { ttl: Period::seconds(60), ..config };
-        std::thread::spawn(move || {
-            other.configure(&shorter);
-            done.send(other.used_bytes()).ok();
-        });
+        std::thread::spawn(move || done.send(other.used_bytes()).ok());
         assert_eq!(seen.recv_timeout(Duration::from_secs(60)), Ok(0));
-        drop(opening);
-        assert_eq!(files.open().expect("a store").limits().ttl, Duration::from_secs(60));
     }
 }

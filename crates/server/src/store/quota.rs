@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use tare_engine::spec::quantity;
 
-use crate::config::files::StoreLimits;
+use crate::config::files::FilesConfig;
 use crate::error::ServiceError;
 use crate::store::owner::Owner;
 
@@ -48,16 +48,16 @@ impl Usage {
         owner: &Owner,
         size: u64,
         bytes: u64,
-        limits: &StoreLimits,
+        limits: &FilesConfig,
     ) -> Result<(), ServiceError> {
-        if size.saturating_add(bytes) > limits.file_bytes {
-            return Err(file_too_large(limits.file_bytes));
+        if size.saturating_add(bytes) > limits.file_bytes.0 {
+            return Err(file_too_large(limits.file_bytes.0));
         }
-        if self.of(owner).bytes.saturating_add(bytes) > limits.owner_bytes {
-            let most = quantity::show_bytes(limits.owner_bytes);
+        if self.of(owner).bytes.saturating_add(bytes) > limits.owner_bytes.0 {
+            let most = quantity::show_bytes(limits.owner_bytes.0);
             return Err(owner_full(format!("the files of one owner have at most {most}")));
         }
-        if self.total_bytes.saturating_add(bytes) > limits.total_bytes {
+        if self.total_bytes.saturating_add(bytes) > limits.total_bytes.0 {
             return Err(ServiceError::unavailable(
                 "store_full",
                 "there is no room for more files now",

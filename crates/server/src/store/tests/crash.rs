@@ -118,7 +118,8 @@ fn works_until_it_is_killed() {
     let Some(directory) = std::env::var_os(DIRECTORY) else {
         return;
     };
-    let store = Store::open(Path::new(&directory), ROOMY).expect("a store");
+    let store =
+        Store::open(Path::new(&directory), CurrentConfig::new(Config::default())).expect("a store");
     std::thread::scope(|threads| {
         for worker in 0..WORKERS {
             let store = &store;

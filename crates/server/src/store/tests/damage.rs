@@ -6,7 +6,7 @@ use crate::store::tests::*;
 
 /// A later walk than any before.
 fn swept_later(store: &Store) {
-    let later = Timestamp::now().after(ROOMY.ttl * 2);
+    let later = Timestamp::now().after(TTL * 2);
     store.sweep(later).expect("a store");
 }
 

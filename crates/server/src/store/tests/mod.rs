@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
+use crate::config::files::FilesConfig;
+use crate::config::{ByteSize, Config, Period};
 use crate::store::expiry::RETRY_AFTER;
 use crate::store::owner::{Principal, Resource};
 use crate::store::quota::Used;
@@ -30,7 +32,7 @@ impl Fresh {
     }
 
     fn open(&self) -> Arc<Store> {
-        Store::open(&self.0, ROOMY).expect("it is a directory")
+        Store::open(&self.0, CurrentConfig::new(Config::default())).expect("it is a directory")
     }
 
     /// Everything that is there but the lock, with its size; directories end in a slash.
@@ -70,12 +72,18 @@ impl Drop for Fresh {
     }
 }
 
-const ROOMY: StoreLimits = StoreLimits {
-    file_bytes: 1 << 30,
-    owner_bytes: 1 << 30,
-    total_bytes: 1 << 30,
-    ttl: Duration::from_secs(24 * 3600),
-};
+/// The default age at which files expire.
+const TTL: Duration = Duration::from_secs(24 * 3600);
+
+/// A configuration with these settings for files.
+fn config(files: FilesConfig) -> Config {
+    Config { files, ..Config::default() }
+}
+
+/// Files expire at once.
+fn brief() -> Config {
+    config(FilesConfig { ttl: Period(Duration::ZERO), ..FilesConfig::default() })
+}
 
 impl Store {
     fn used_by(&self, owner: &Owner) -> Used {
@@ -220,7 +228,8 @@ fn only_one_server_works_in_a_directory() {
     let fresh = Fresh::new();
     let store = fresh.open();
     let kept = put(&store, "a", &Id::random(), b"mine");
-    let second = Store::open(&fresh.0, ROOMY).expect_err("it is in use");
+    let second =
+        Store::open(&fresh.0, CurrentConfig::new(Config::default())).expect_err("it is in use");
     assert_eq!(second.code, "store_in_use", "{second:?}");
     assert_eq!(content(&store, &kept), b"mine");
     drop(store);
@@ -246,19 +255,18 @@ fn after_its_time_a_file_is_gone_and_others_stay() {
     let fresh = Fresh::new();
     let store = fresh.open();
     let kept = put(&store, "a", &Id::random(), b"old");
-    let just_before = kept.created_at.after(ROOMY.ttl - Duration::from_millis(1));
+    let just_before = kept.created_at.after(TTL - Duration::from_millis(1));
     store.sweep(just_before).expect("a store");
     assert_eq!(content(&store, &kept), b"old");
     // A walk has been in vain, and another is not taken at once.
-    let after = kept.created_at.after(ROOMY.ttl);
+    let after = kept.created_at.after(TTL);
     store.sweep(after).expect("a store");
     assert!(fresh.tree().is_empty(), "{:?}", fresh.tree());
     assert_eq!((store.used_by(&owner("a")), store.used_bytes()), (Used::default(), 0));
     let young = put(&store, "a", &Id::random(), b"young");
     store.sweep(young.created_at).expect("a store");
     assert_eq!(content(&store, &young), b"young");
-    let shorter = StoreLimits { ttl: Duration::ZERO, ..ROOMY };
-    store.configure(shorter);
+    store.config.set(brief());
     store.sweep(young.created_at.after(Duration::from_secs(7200))).expect("a store");
     assert!(fresh.tree().is_empty(), "{:?}", fresh.tree());
 }
@@ -267,8 +275,7 @@ fn after_its_time_a_file_is_gone_and_others_stay() {
 fn opening_an_old_store_removes_expired_files() {
     let fresh = Fresh::new();
     put(&fresh.open(), "a", &Id::random(), b"old");
-    let brief = StoreLimits { ttl: Duration::ZERO, ..ROOMY };
-    let store = Store::open(&fresh.0, brief).expect("a store");
+    let store = Store::open(&fresh.0, CurrentConfig::new(brief())).expect("a store");
     assert!(fresh.tree().is_empty(), "{:?}", fresh.tree());
     assert_eq!((store.used_by(&owner("a")), store.used_bytes()), (Used::default(), 0));
 }
@@ -279,7 +286,7 @@ fn an_expired_file_is_neither_found_nor_listed_before_it_is_swept() {
     let store = fresh.open();
     let session = Id::random();
     let kept = put(&store, "a", &session, b"old");
-    store.configure(StoreLimits { ttl: Duration::ZERO, ..ROOMY });
+    store.config.set(brief());
     assert_eq!(store.find(&session, &kept.id).expect("a store"), None);
     assert!(store.list(&session).expect("a store").is_empty());
     assert!(!fresh.tree().is_empty(), "no sweep has run");
@@ -294,7 +301,7 @@ fn a_failed_file_sweep_is_repeated_and_succeeds_later() {
     let (record, aside) = (fresh.file_of(&kept, ".json"), fresh.0.join("aside"));
     fs::rename(&record, &aside).expect("a file");
     fs::create_dir(&record).expect("a directory");
-    let mut now = kept.created_at.after(ROOMY.ttl);
+    let mut now = kept.created_at.after(TTL);
     store.sweep(now).expect_err("the record cannot be read");
     fs::remove_dir(&record).expect("a directory");
     fs::rename(&aside, &record).expect("a file");

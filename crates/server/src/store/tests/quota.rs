@@ -4,8 +4,13 @@ use crate::store::tests::*;
 
 fn limited(file: u64, owner: u64, total: u64) -> (Fresh, Arc<Store>) {
     let fresh = Fresh::new();
-    let limits = StoreLimits { file_bytes: file, owner_bytes: owner, total_bytes: total, ..ROOMY };
-    let store = Store::open(&fresh.0, limits).expect("a store");
+    let config = config(FilesConfig {
+        file_bytes: ByteSize(file),
+        owner_bytes: ByteSize(owner),
+        total_bytes: ByteSize(total),
+        ..FilesConfig::default()
+    });
+    let store = Store::open(&fresh.0, CurrentConfig::new(config)).expect("a store");
     (fresh, store)
 }
 
@@ -128,7 +133,8 @@ fn a_full_disk_refuses_new_files_and_keeps_the_old_ones() {
 }
 
 fn fill(disk: &Path) {
-    let store = Store::open(&disk.join("files"), ROOMY).expect("a store");
+    let store =
+        Store::open(&disk.join("files"), CurrentConfig::new(Config::default())).expect("a store");
     let kept = put(&store, "a", &Id::random(), &[1; 300 << 10]);
     let refused = store.keep(&[2; 2 << 20][..], &Id::random(), &owner("a"), named("b"));
     let refused = refused.expect_err("there is no space");
