@@ -16,6 +16,7 @@ use rustix::process::{Pid, Signal, kill_process, pidfd_send_signal};
 use tare_engine::{Context as _, Error, Keeper as Process};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 
 use crate::config::hook::HookConfig;
 use crate::error;
@@ -29,73 +30,55 @@ const OWN_PROGRAM: &str = "/proc/self/exe";
 /// How long the runner may take to exit after its work is done.
 const RUNNER_EXIT: Duration = Duration::from_secs(1);
 
-/// The next step of the task.
-#[derive(Debug, Clone, Default)]
-enum Order {
-    #[default]
-    Nothing,
-    /// Call this command with this event on its stdin.
-    Call(HookConfig, Arc<LogRecord>),
-    /// The server ends: end the command that runs, and start none.
-    End,
-}
+/// The command to call, and the event for its stdin.
+type Call = (HookConfig, Arc<LogRecord>);
 
-/// Gives orders to the task that calls the command.
+/// Gives calls to the task that makes them.
 #[derive(Debug, Default)]
-pub struct Hook(watch::Sender<Order>);
+pub struct Hook {
+    /// The latest call.
+    calls: watch::Sender<Option<Call>>,
+    /// Cancelled when the server ends.
+    end: CancellationToken,
+}
 
 impl Hook {
     /// Calls the command with this event, when the current call is over.
     pub fn call(&self, config: &HookConfig, event: Arc<LogRecord>) {
-        self.give(Order::Call(config.clone(), event));
+        self.calls.send_replace(Some((config.clone(), event)));
     }
 
     /// Ends the command that runs, and makes the task return.
     pub fn end(&self) {
-        self.0.send_replace(Order::End);
-    }
-
-    /// Replaces the current order, unless that is [`Order::End`].
-    fn give(&self, order: Order) {
-        self.0.send_if_modified(|now| {
-            let goes_on = !matches!(now, Order::End);
-            if goes_on {
-                *now = order;
-            }
-            goes_on
-        });
+        self.end.cancel();
     }
 
     /// Starts the task. It ends after [`Self::end`], when nothing of the command is left.
     pub fn start(&self, journal: Arc<Journal>) -> JoinHandle<()> {
-        tokio::spawn(run(self.0.subscribe(), journal))
+        tokio::spawn(run(self.calls.subscribe(), self.end.clone(), journal))
     }
 }
 
-async fn run(mut orders: watch::Receiver<Order>, journal: Arc<Journal>) {
-    while orders.changed().await.is_ok() {
-        let order = orders.borrow_and_update().clone();
-        match order {
-            Order::End => return,
-            Order::Nothing => {}
-            Order::Call(config, event) => {
-                let called = call(&config, &event.to_json().to_string(), orders.clone()).await;
-                if let Err(error) = called {
-                    let why = error::in_full(&error);
-                    journal.record(&LogEvent::HookFailed { hook: "command", why: &why });
-                }
-            }
+async fn run(
+    mut calls: watch::Receiver<Option<Call>>,
+    end: CancellationToken,
+    journal: Arc<Journal>,
+) {
+    while let Some(Ok(())) = end.run_until_cancelled(calls.changed()).await {
+        let next = calls.borrow_and_update().clone();
+        let Some((config, event)) = next else {
+            continue;
+        };
+        if let Err(error) = call(&config, &event.to_json().to_string(), &end).await {
+            let why = error::in_full(&error);
+            journal.record(&LogEvent::HookFailed { hook: "command", why: &why });
         }
     }
 }
 
 /// Runs the command with `stdin`. A process between it and the server ends everything that the
 /// command started: after the timeout, and when the server ends ([`hook_runner`]).
-async fn call(
-    config: &HookConfig,
-    stdin: &str,
-    orders: watch::Receiver<Order>,
-) -> Result<(), Error> {
+async fn call(config: &HookConfig, stdin: &str, end: &CancellationToken) -> Result<(), Error> {
     let [program, ..] = &*config.command else {
         return Ok(());
     };
@@ -105,7 +88,7 @@ async fn call(
         // The event fits into the pipe, so a command that does not read cannot block this.
         pipe.write_all(stdin.as_bytes()).ok();
     }
-    let Some(status) = runner.ended(orders).await.context(doing)? else {
+    let Some(status) = runner.ended(end).await.context(doing)? else {
         return Ok(());
     };
     let failed = |why: String| Err(Error::failed(doing()).caused_by(why));
@@ -159,14 +142,10 @@ fn start_runner(config: &HookConfig) -> io::Result<Runner> {
 
 impl Runner {
     /// Waits for the runner, and ends it when the server ends. Returns `None` in that case.
-    async fn ended(
-        &mut self,
-        mut orders: watch::Receiver<Order>,
-    ) -> io::Result<Option<ExitStatus>> {
-        let server_ends = async { drop(orders.wait_for(|it| matches!(it, Order::End)).await) };
+    async fn ended(&mut self, end: &CancellationToken) -> io::Result<Option<ExitStatus>> {
         tokio::select! {
             dead = fd::readable(self.process.as_fd()) => dead?,
-            () = server_ends => {
+            () = end.cancelled() => {
                 pidfd_send_signal(&self.process, Signal::TERM).ok();
                 let dead = fd::readable(self.process.as_fd());
                 tokio::time::timeout(hook_runner::ENDED_WITHIN + RUNNER_EXIT, dead).await.ok();
