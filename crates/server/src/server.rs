@@ -105,9 +105,8 @@ pub fn serve(options: Options) -> Result<(), Error> {
         reclaiming.record(&LogEvent::OrphanReclaimed { box_id: id.as_str(), found });
     }));
     let (tell, changes) = mpsc::channel(CHANGES_WAITING);
-    let settings = config.gauge_settings(descriptors.reserved());
-    let pressure = Pressure::start(Arc::clone(&engine), settings, tell)?;
     let (config, shutdown) = (CurrentConfig::new(config), Shutdown::default());
+    let pressure = Pressure::start(Arc::clone(&engine), config.clone(), tell)?;
     let files = Files::new(config.clone(), options.state_root.as_deref());
     let service = Service::new(Foundation {
         engine,

@@ -9,19 +9,21 @@
 //! A new box is also refused if it does not fit beside what other boxes were promised
 //! (`promise`). Boxes that exist are never touched. One thread measures. It starts with the server.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tare_engine::{BoxId, Change, Context, Engine, Error, Gauge, GaugeSettings, GaugedUse};
 use tare_engine::{Level, Reading};
 use tokio::sync::{mpsc, watch};
 
+use crate::admission::descriptors::DescriptorBudget;
 use crate::admission::measurement::{Measurement, Meter, does_not_fit, refused};
 use crate::admission::places::{Place, Places, Taken, UseOfBoxes};
 use crate::admission::promise::{self, Party, Promise, check_fit};
 use crate::admission::{Waiting, Work};
+use crate::config::current::CurrentConfig;
 use crate::error::ServiceError;
 
 /// How often the thread measures without a request.
@@ -40,7 +42,7 @@ struct Shared {
     measured: watch::Sender<Arc<Measurement>>,
     /// Makes the thread measure.
     wanted: SyncSender<()>,
-    settings: Mutex<GaugeSettings>,
+    config: CurrentConfig,
     places: Places,
     /// Held by the run that is next to get room.
     next_run: tokio::sync::Mutex<()>,
@@ -60,17 +62,18 @@ impl Pressure {
     /// Starts the thread. `changes` receives each level change once.
     pub fn start(
         engine: Arc<Engine>,
-        settings: GaugeSettings,
+        config: CurrentConfig,
         changes: mpsc::Sender<Change>,
     ) -> Result<Self, Error> {
         // One waiting request is enough for all.
         let (wanted, requests) = sync_channel(1);
+        let settings = settings(&config);
         let (mut meter, places) = (Meter::open(engine, settings)?, Places::default());
         let (first, _) = meter.measure(&places, settings);
         let pressure = Self(Arc::new(Shared {
             measured: watch::Sender::new(Arc::new(first)),
             wanted,
-            settings: Mutex::new(settings),
+            config,
             places,
             next_run: tokio::sync::Mutex::default(),
             runs_waiting: AtomicUsize::new(0),
@@ -81,11 +84,6 @@ impl Pressure {
             .spawn(move || shared.measure_again(meter, &requests, &changes))
             .context(|| "cannot start the thread of the gauges".to_owned())?;
         Ok(pressure)
-    }
-
-    pub fn configure(&self, settings: GaugeSettings) {
-        *self.0.settings.lock().unwrap_or_else(PoisonError::into_inner) = settings;
-        self.0.wanted.try_send(()).ok();
     }
 
     /// The last measurement, at most about a second old.
@@ -181,9 +179,9 @@ impl Pressure {
         work: Work,
         promise: Promise,
     ) -> Result<(), NoRoom> {
-        let settings = self.0.settings();
-        let used = taken.count();
-        if let Some(limit) = settings.boxes_max.filter(|most| used >= *most) {
+        let config = self.0.config.get();
+        let (used, limit) = (taken.count(), config.limits.boxes as u64);
+        if used >= limit {
             let limit_is = "the configured maximum of boxes";
             let reading = Reading::new(Gauge::Boxes, used, limit, limit_is);
             return Err(NoRoom::Refused(refused(&reading)));
@@ -191,7 +189,8 @@ impl Pressure {
         measured.check(taken.in_creation()).map_err(NoRoom::Refused)?;
         let new = Party { work, promise, used: GaugedUse::default() };
         let boxes = taken.parties(&measured.used);
-        check_fit(&measured.limits, &settings.thresholds, &boxes, &new).map_err(|why| {
+        let thresholds = config.gauges.thresholds().unwrap_or_default();
+        check_fit(&measured.limits, &thresholds, &boxes, &new).map_err(|why| {
             let error = does_not_fit(&why);
             if why.fits_without_runs { NoRoom::UntilRunsEnd(error) } else { NoRoom::Refused(error) }
         })
@@ -216,10 +215,6 @@ impl Pressure {
 }
 
 impl Shared {
-    fn settings(&self) -> GaugeSettings {
-        *self.settings.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn measure_again(
         &self,
         mut meter: Meter,
@@ -231,7 +226,7 @@ impl Shared {
                 Ok(()) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            let (measured, changed) = meter.measure(&self.places, self.settings());
+            let (measured, changed) = meter.measure(&self.places, settings(&self.config));
             self.measured.send_replace(Arc::new(measured));
             for change in changed {
                 // The receiver is gone when the server ends.
@@ -239,4 +234,9 @@ impl Shared {
             }
         }
     }
+}
+
+/// What the configuration says about gauges now, and the descriptors that boxes must leave free.
+fn settings(config: &CurrentConfig) -> GaugeSettings {
+    config.get().gauge_settings(DescriptorBudget::found().reserved())
 }

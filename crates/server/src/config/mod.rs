@@ -62,7 +62,7 @@ pub struct Levels {
 const LEVEL_MARGIN: u8 = 5;
 
 impl Levels {
-    fn thresholds(self) -> Result<Thresholds, Error> {
+    pub fn thresholds(self) -> Result<Thresholds, Error> {
         Thresholds::new(self.warn, self.alert, self.full, LEVEL_MARGIN)
     }
 }

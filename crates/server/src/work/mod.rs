@@ -33,7 +33,6 @@ use tare_engine::{BoxId, Engine, Error};
 use tokio::sync::{Mutex, Notify, Semaphore};
 
 use crate::admission::bodies::Charge;
-use crate::admission::descriptors::DescriptorBudget;
 use crate::admission::pressure::Pressure;
 use crate::admission::{Admission, Admitted, Caller, Need};
 use crate::config::Config;
@@ -149,8 +148,6 @@ impl Service {
     }
 
     pub fn configure(&self, config: Config) {
-        let reserved = DescriptorBudget::found().reserved();
-        self.admission.pressure.configure(config.gauge_settings(reserved));
         self.config.set(config);
     }
 
