@@ -1,4 +1,4 @@
-//! Benches: subjects measured side by side, and what is said about them.
+//! Benches: measure subjects side by side, and report the ratios.
 //!
 //! A figure from one machine means little and a ratio from one run means much,
 //! so every bench goes round-robin over its subjects and reports ratios. The
@@ -36,11 +36,11 @@ const SHUFFLE_SEED: u64 = 0x7461_7265;
 pub enum Bench {
     /// Whole life of one command: plain, in tare, in bwrap, unshare and crun
     Run(run::Options),
-    /// Boxes that live on: exec into one, the memory of one, thousands of them
+    /// Detached boxes: exec into one, the memory of one, thousands of them
     Boxes(boxes::Options),
     /// Executions over HTTP: tare serve, and FastAPI with bwrap
     Serve(serve::Options),
-    /// What LibreChat asks for: tare serve, and FastAPI with bwrap
+    /// Executions of LibreChat: tare serve, and FastAPI with bwrap
     Librechat(librechat::Options),
     /// (internal) start commands on behalf of a bench, inside what it was put in
     #[command(hide = true)]
@@ -74,15 +74,15 @@ pub fn build() -> Result<(), Failure> {
     }
 }
 
-/// One subject: runs it once and says how long that took, or why it did not.
+/// Runs a subject once. Returns how long that took, or why it failed.
 pub type RunOnce<'a> = Box<dyn FnMut() -> Result<Duration, String> + 'a>;
 
-/// What became of a subject.
+/// The result of a subject.
 #[derive(Debug, Serialize)]
 #[serde(tag = "status", rename_all = "snake_case")]
 pub enum Outcome {
     Measured(Percentiles),
-    /// There is no number, and this is why.
+    /// Why there is no number.
     Absent {
         reason: String,
     },
@@ -128,7 +128,7 @@ fn outcome(series: Result<Vec<Duration>, String>) -> Outcome {
     }
 }
 
-/// A series, summed up. By nearest rank: each figure is one that was measured.
+/// The percentiles of a series, by nearest rank: each number was measured.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Percentiles {
     pub samples: usize,
@@ -171,7 +171,7 @@ fn micros(duration: Duration) -> f64 {
     duration.as_nanos() as f64 / 1e3
 }
 
-/// SplitMix64: enough for an order that nobody attacks.
+/// SplitMix64: good enough for an order of subjects.
 #[derive(Debug)]
 pub struct Random(pub u64);
 

@@ -1,5 +1,5 @@
-//! `bench boxes`: boxes that live on. What an exec into one costs, what one
-//! costs while it idles, and what thousands of them cost to make, list and end.
+//! `bench boxes`: detached boxes. Measures the cost of an exec, of an idle box, and of creating,
+//! listing and removing thousands of boxes.
 //!
 //! All boxes are on a state root of the bench's own, which belongs to the
 //! [`Footprint`]: however this ends, they are ended. That nothing of them is left
@@ -30,7 +30,7 @@ pub struct Options {
     /// How many times each way to exec is measured
     #[arg(long, default_value_t = 200, value_name = "N")]
     runs: usize,
-    /// How many idle boxes share what is measured of their memory
+    /// How many idle boxes are created to measure the memory of one
     #[arg(long, default_value_t = 200, value_name = "N", value_parser = at_least_one)]
     idle: usize,
     /// How many boxes are made, listed and removed
@@ -70,8 +70,7 @@ pub fn perform(options: &Options) -> Result<(), Failure> {
     let footprint = Footprint::acquire(Some(&binary))?;
     let mut tare = Tare::new(binary, footprint.directory(), footprint.state_root());
     let measured = measure(options, &mut tare, footprint.name());
-    // Whatever was measured, all is ended first; a failure to do so is told by
-    // the janitor itself.
+    // Remove everything first, also after a failure. If that fails, the janitor reports it.
     let released = footprint.release();
     let report = measured?;
     released?;
@@ -90,7 +89,7 @@ pub fn perform(options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The list is empty when this returns, or it fails.
+/// Measures all parts. Fails if a box is left at the end.
 fn measure(options: &Options, tare: &mut Tare, name: &str) -> Result<BoxesReport, Failure> {
     let wanted = |part| options.only.is_empty() || options.only.contains(&part);
     let exec = part(wanted(Measure::Exec), || exec::measure(tare, name, options.runs))?;

@@ -1,4 +1,4 @@
-//! crun as a peer: the bundle it wants, and the place where it agrees to run.
+//! crun as a peer: its bundle, and the mount namespace in which it runs.
 //!
 //! crun 1.8 refuses a host with the hybrid cgroup layout ("cgroups in hybrid
 //! mode not supported"). It gets a mount namespace of its own, in which a pure
@@ -26,7 +26,7 @@ pub const PURE_CGROUP2: [&str; 7] = [
 const HOST_UID_FIRST: u32 = 100_000;
 const UIDS: u32 = 65_536;
 
-/// How much of a box's profile crun is told to give.
+/// How much of a box's isolation crun provides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Profile {
     /// As much as bwrap gives: namespaces, binds, and no privileges.
@@ -66,7 +66,7 @@ pub fn write_bundle(
     fs::write(directory.join("config.json"), config.to_string()).context(doing)
 }
 
-/// Made ahead: crun cannot make it in a root that its own uids do not own.
+/// Makes a mount point ahead, because crun cannot make it in a root that its uids do not own.
 fn mount_point(root: &Path, source: &Path) -> std::io::Result<()> {
     let point = root.join(source.strip_prefix("/").unwrap_or(source));
     if source.is_dir() {
@@ -78,7 +78,7 @@ fn mount_point(root: &Path, source: &Path) -> std::io::Result<()> {
     fs::write(point, "")
 }
 
-/// What the bwrap subject is given, said in OCI.
+/// The OCI configuration with the same isolation as the bwrap subject.
 fn config(command: &[&str], cgroup: &str, binds: &[String]) -> Value {
     let map = json!([{ "containerID": 0, "hostID": HOST_UID_FIRST, "size": UIDS }]);
     let spaces = ["user", "mount", "pid", "network", "ipc", "uts", "cgroup"];
@@ -141,7 +141,7 @@ fn confine(config: &mut Value, view: &View) {
 }
 
 /// The calls that are allowed, of lines such as ` 16 ioctl  argument 1 not in ...`.
-/// Those that depend on an argument are allowed to crun whatever it is.
+/// crun allows calls that depend on an argument with every argument.
 fn allowed(filter: &str) -> Vec<&str> {
     filter
         .lines()

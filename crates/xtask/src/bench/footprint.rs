@@ -1,4 +1,4 @@
-//! What a bench puts on the host, and how it is gone afterwards.
+//! Everything that a bench creates on the host, and how it is removed.
 //!
 //! A bench owns one name, `tare-bench-<pid>`: a directory of that name in memory
 //! (as `/run` is, where tare and its peers keep their state), and cgroups of that
@@ -29,15 +29,15 @@ const REMOVAL_PAUSE: Duration = Duration::from_millis(40);
 /// How deep a peer nests its cgroups at most (crun: two).
 const CGROUP_DEPTH_MAX: u32 = 8;
 
-/// What the janitor prints when the directory is there.
+/// The janitor prints this when the directory exists.
 const READY: &str = "ready";
 
-/// Where a bench is allowed to leave things while it runs.
+/// Where a bench may create files while it runs.
 #[derive(Debug, Clone, Args)]
 pub struct Place {
     parent: PathBuf,
     name: String,
-    /// The binary that ends boxes, for a bench that makes some that live on.
+    /// The tare that removes boxes, for a bench that creates detached ones.
     #[arg(long)]
     tare: Option<PathBuf>,
 }
@@ -47,19 +47,20 @@ impl Place {
         self.parent.join(&self.name)
     }
 
-    /// Where tare keeps what it knows about the boxes of this bench.
+    /// The state root of this bench.
     fn state_root(&self) -> PathBuf {
         self.directory().join("state")
     }
 }
 
-/// Where state is kept in memory, else the temporary directory.
+/// A directory in memory, or the temporary directory if there is none.
 fn in_memory() -> PathBuf {
     let shared_memory = PathBuf::from("/dev/shm");
     if shared_memory.is_dir() { shared_memory } else { std::env::temp_dir() }
 }
 
-/// A bench's directory and name, until [`Footprint::release`] or our death.
+/// The directory and name of a bench. They exist until [`Footprint::release`] or the end of this
+/// process.
 #[derive(Debug)]
 pub struct Footprint {
     place: Place,
@@ -67,12 +68,12 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    /// With the binary, if boxes are to be ended as well.
+    /// `tare` is the binary that removes boxes, if the bench creates any.
     pub fn acquire(tare: Option<&Path>) -> Result<Self, Failure> {
         Self::acquire_as("tare-bench", tare)
     }
 
-    /// The same for somebody who is no bench.
+    /// Like [`Self::acquire`], with another prefix of the name.
     pub fn acquire_as(purpose: &str, tare: Option<&Path>) -> Result<Self, Failure> {
         let own = std::env::current_exe().context(|| "cannot find this program".into())?;
         let name = format!("{purpose}-{}", std::process::id());
@@ -117,7 +118,7 @@ impl Footprint {
         self.place.state_root()
     }
 
-    /// The name for whatever else has to be made; what has it is removed too.
+    /// The name for other objects, such as cgroups. The janitor removes them too.
     pub fn name(&self) -> &str {
         &self.place.name
     }
@@ -137,14 +138,14 @@ impl Footprint {
 /// The other end of [`Footprint`].
 pub fn serve_as_janitor(place: &Place) -> Result<(), Failure> {
     let directory = place.directory();
-    // Not recursive: a directory that is already there is somebody else's.
-    // Open to all, because a peer with other uids has to reach its root in it.
+    // Not recursive: a directory that exists already belongs to another program. Every user may
+    // enter it, because a peer with other uids must reach its root there.
     fs::DirBuilder::new()
         .mode(0o755)
         .create(&directory)
         .context(|| format!("cannot make {}", directory.display()))?;
     let told = writeln!(std::io::stdout(), "{READY}");
-    // Whatever is read and however it ends, the bench is gone then.
+    // When the read ends, the bench is gone.
     let _ = std::io::copy(&mut std::io::stdin().lock().by_ref(), &mut std::io::sink());
     if let Some(tare) = &place.tare {
         end_boxes(tare, &place.state_root())?;
@@ -164,7 +165,7 @@ fn end_boxes(tare: &Path, state_root: &Path) -> Result<(), Failure> {
         for entry in fs::read_dir(&records)? {
             ids.borrow_mut().insert(entry?.file_name().to_string_lossy().into_owned());
         }
-        // What it says does not count; whether the records are gone does.
+        // Only the absence of the records counts, not the exit code.
         let _ = Command::new(tare)
             .args(["rm", "-f", "--all"])
             .env("TARE_STATE_ROOT", state_root)

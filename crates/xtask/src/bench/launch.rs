@@ -1,4 +1,4 @@
-//! Starting a command and waiting for its end: the thing that is timed.
+//! Starts a command and waits for its end. This is what a bench measures.
 //!
 //! A [`Starter`] does it either in this process or in a child that was put
 //! somewhere else first (crun wants other mounts than this host has). Both run
@@ -25,7 +25,7 @@ const ENVIRONMENT: [(&str, &str); 3] = [
 pub const CONTROL: &[&str] = &["/bin/sh", "-c", "exit 37"];
 pub const CONTROL_ENDING: Ending = Ending::Exited(37);
 
-/// How much of a failed command's last words is kept.
+/// How much of the stderr of a failed command is kept.
 const COMPLAINT_BYTES_MAX: u64 = 4096;
 
 /// A command line, ready to be started any number of times.
@@ -51,7 +51,7 @@ impl Launch {
         self
     }
 
-    /// As it is started: nothing of the caller's environment, no streams.
+    /// The command without streams, and without the caller's environment.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command
@@ -65,7 +65,7 @@ impl Launch {
         command
     }
 
-    /// From before it is spawned until it is reaped.
+    /// Measures from before the spawn until the process is reaped.
     fn timed(&self) -> Life {
         let mut command = self.command();
         let start = Instant::now();
@@ -74,7 +74,7 @@ impl Launch {
         Life { duration, ending: Ending::of(ended), complaint: String::new() }
     }
 
-    /// The same, but keeps what it says on stderr; for when that matters more.
+    /// Like [`Self::timed`], but keeps stderr, for runs whose errors matter more than the time.
     fn listened_to(&self) -> Life {
         let start = Instant::now();
         let ended = self.command().stderr(Stdio::piped()).spawn().and_then(|mut child| {
@@ -99,7 +99,7 @@ impl Launch {
 pub struct Life {
     pub duration: Duration,
     pub ending: Ending,
-    /// What it said on stderr, when somebody listened.
+    /// The stderr, if it was kept.
     pub complaint: String,
 }
 
@@ -132,14 +132,14 @@ impl fmt::Display for Ending {
     }
 }
 
-/// Whether a run is for its time or for what it says.
+/// Whether a run is for its time or for its stderr.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub enum Purpose {
     Time,
     Listen,
 }
 
-/// Who starts the commands.
+/// The process that starts the commands.
 pub enum Starter {
     Here,
     /// A child of ours that lives somewhere else and answers line by line.
@@ -231,7 +231,7 @@ fn ask(
     Ok(serde_json::from_str(&answer)?)
 }
 
-/// What a starter that stopped answering said before it died.
+/// The stderr of a starter that no longer answers.
 fn last_words(child: &mut Child) -> Option<String> {
     // Without requests it ends, if it has not, and so does its stderr.
     drop(child.stdin.take());

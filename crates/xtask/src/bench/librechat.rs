@@ -1,4 +1,4 @@
-//! `bench librechat`: what a user of LibreChat waits for. `POST /v1/exec` of `tare serve`
+//! `bench librechat`: how long a user of LibreChat waits. `POST /v1/exec` of `tare serve`
 //! beside a small FastAPI server that starts bubblewrap for each request; both see the
 //! same packages.
 
@@ -9,7 +9,7 @@ use clap::Args;
 use serde_json::json;
 use std::path::PathBuf;
 
-/// What is executed, and what it prints.
+/// The code that is executed, and its output.
 const CODE: [(&str, &str); 2] =
     [("print(1)", "1\n"), ("import numpy; print(numpy.ones(3).sum())", "3.0\n")];
 
@@ -17,7 +17,7 @@ const CODE: [(&str, &str); 2] =
 pub struct Options {
     #[command(flatten)]
     load: Load,
-    /// Requests at once
+    /// Requests at the same time
     #[arg(long, value_delimiter = ',', value_name = "N,...", default_values_t = [1, 8])]
     concurrency: Vec<u32>,
     /// Where the figures are saved [default: target/bench/librechat.json]

@@ -1,8 +1,7 @@
-//! How the peers are told to show, and to hide, the same of the host as tare does.
+//! Gives the peers the same view of the host as a box has.
 //!
-//! What that is, is not listed here: a box is asked for its own mounts, so the
-//! peers keep up with tare. They get nothing for the files that tare writes for
-//! each box (passwd, hosts) or for its limits.
+//! The view is read from the mounts of a box, so the peers follow tare. They do not get the files that
+//! tare writes for each box (passwd, hosts), and no limits.
 
 use super::launch::Launch;
 use std::process::Stdio;
@@ -11,24 +10,24 @@ use std::process::Stdio;
 pub const ROOT_LINKS: [(&str, &str); 4] =
     [("bin", "usr/bin"), ("lib", "usr/lib"), ("lib64", "usr/lib64"), ("sbin", "usr/sbin")];
 
-/// Without this nothing runs, so it is shown even where tare cannot be asked.
+/// Every command needs this, so it is visible even if no box can be asked.
 const PROGRAMS: &str = "/usr";
 
-/// Where a box has things of the host, as opposed to its own.
+/// Directories of a box whose mounts come from the host.
 const HOST_PARTS: [&str; 3] = ["/usr", "/etc", "/sys"];
 const PROC: &str = "/proc";
 
 /// Prints its mounts when it is run in a box.
 pub const ASK_FOR_MOUNTS: [&str; 2] = ["/bin/cat", "/proc/self/mountinfo"];
 
-/// What a box has of the host, each list with the shortest path first.
+/// The paths of the host that a box sees. In each list, the shortest path comes first.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct View {
     /// Files and directories that it shows.
     pub binds: Vec<String>,
     /// Names in /proc that it covers with nothing.
     pub masked: Vec<String>,
-    /// Names in /proc that it shows and lets nobody write.
+    /// Names in /proc that are read-only.
     pub read_only: Vec<String>,
 }
 

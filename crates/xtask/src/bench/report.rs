@@ -1,4 +1,4 @@
-//! What is said about a bench: a table for people, JSON for programs.
+//! The report of a bench: a table for people, JSON for programs.
 //!
 //! Times are shown in milliseconds and stored in microseconds. A subject
 //! without a number keeps its row, with the reason in it.
@@ -44,7 +44,7 @@ pub fn save(report: &impl Serialize, path: &Path) -> Result<(), Failure> {
     fs::write(path, json + "\n").context(doing)
 }
 
-/// Where and when: what a reader needs to judge the figures.
+/// The machine and the version, which a reader needs to judge the numbers.
 #[derive(Debug, Serialize)]
 pub struct Machine {
     pub date: String,
@@ -77,7 +77,7 @@ impl Machine {
     }
 }
 
-/// What a program prints, or that it is unknown: a bench does not fail for it.
+/// The output of a program, or `unknown` if it fails.
 fn line_of(command: &mut Command) -> String {
     let output = command.output().ok().filter(|it| it.status.success());
     output.map_or("unknown".into(), |it| String::from_utf8_lossy(&it.stdout).trim().to_owned())
@@ -96,7 +96,7 @@ pub struct Row {
     pub subject: &'static str,
     #[serde(flatten)]
     pub outcome: Outcome,
-    /// Of the medians; to each of the subjects that others are measured by.
+    /// The ratios of the medians to each subject that others are compared with.
     pub ratios: Vec<Ratio>,
 }
 
@@ -106,7 +106,7 @@ pub struct Ratio {
     pub ratio: Option<f64>,
 }
 
-/// What is hoped for. Information: nothing fails when it is not met.
+/// A goal. A bench does not fail if it is not met.
 #[derive(Debug, Serialize)]
 pub struct Goal {
     pub subject: &'static str,

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 
 const COMMANDS: [&[&str]; 2] = [&["/bin/true"], &["/usr/bin/python3", "-c", "pass"]];
 
-/// Hoped for with the first command; the second is mostly Python's own start.
+/// The goals for the first command. The second one is mostly the start of Python.
 const HOPES: [Hope; 2] = [("tare", 0.8, "bwrap"), ("tare", 0.5, "crun")];
 
 #[derive(Debug, Args)]
@@ -179,14 +179,14 @@ fn ready(
     }
 }
 
-/// What the subjects stand on: the binary, and a place that is gone afterwards.
+/// What the subjects need: the binary, and a directory that is removed afterwards.
 struct Ground {
     tare: PathBuf,
     /// Another tare to compare with.
     earlier: Option<PathBuf>,
     directory: PathBuf,
     name: String,
-    /// What of the host every subject has that has a part of it.
+    /// The view of the host that every isolated subject has.
     view: View,
 }
 

@@ -23,18 +23,18 @@ use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What wrk sends, and how it says what came of it.
+/// The script of wrk: what it sends, and how it prints the result.
 const LOAD: &str = include_str!("serve/load.lua");
-/// Before the line that is for us.
+/// The beginning of the line with the result.
 const FIGURES: &str = "figures ";
-/// Who waits longer than this for an answer counts as failed.
+/// A request without an answer after this time has failed.
 const ANSWER_WITHIN: &str = "30s";
 
 #[derive(Debug, Args)]
 pub struct Options {
     #[command(flatten)]
     load: Load,
-    /// Requests at once
+    /// Requests at the same time
     #[arg(long, value_delimiter = ',', value_name = "N,...", default_values_t = [1, 8, 64])]
     concurrency: Vec<u32>,
     /// Compare with `serve` of this tare, not with FastAPI and bwrap
@@ -55,7 +55,7 @@ pub struct Load {
     rounds: usize,
 }
 
-/// What is executed: the command that costs nothing, and one that users have.
+/// What is executed: a command that costs nothing, and a typical one.
 const COMMANDS: [&[&str]; 2] = [&["/bin/true"], &["/usr/bin/python3", "-c", "pass"]];
 
 pub fn perform(options: &Options) -> Result<(), Failure> {
@@ -82,18 +82,18 @@ pub struct Comparison<'a> {
     pub name: &'static str,
     pub load: Load,
     pub concurrency: &'a [u32],
-    /// What is shown of the host beside its programs.
+    /// Directories of the host that are visible, in addition to its programs.
     pub packages: Option<&'a Path>,
     /// The tare that is the peer, instead of FastAPI and bwrap.
     pub earlier: Option<&'a Path>,
     pub work: Vec<Work>,
 }
 
-/// Something that is executed, as each server is asked for it.
+/// A task, as a request to each server.
 #[derive(Debug)]
 pub struct Work {
     pub name: String,
-    /// What it writes to standard output: one that fails quickly must not look fast.
+    /// The expected output: a server that fails quickly must not look fast.
     pub printed: &'static str,
     pub tare: Request,
     pub peer: Request,
@@ -143,7 +143,7 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    /// On a place of its own, of which nothing is left.
+    /// Runs in its own directory, and leaves nothing.
     fn rows(&self, binary: &Path, python: &Path) -> Result<Vec<Row>, Failure> {
         let footprint = Footprint::acquire(Some(binary))?;
         let script = footprint.directory().join("load.lua");

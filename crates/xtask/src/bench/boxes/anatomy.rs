@@ -1,7 +1,5 @@
-//! What one live box is made of, read from the outside: its processes, their
-//! descriptors, the keeper's own memory, what its memory cgroup is charged.
-//!
-//! tare is not asked, so its answers are not what is measured.
+//! Measures one live box from outside: its processes, their descriptors, the memory of the keeper, and
+//! the memory that is charged to its cgroup. It does not ask tare.
 
 use super::super::footprint::cgroups_of;
 use crate::failure::Failure;
@@ -14,14 +12,14 @@ const CGROUP_DEPTH_MAX: u32 = 4;
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Anatomy {
-    /// What counts against pid_max: every thread of every process.
+    /// All threads of all processes, because each counts against pid_max.
     pub pids: u64,
-    /// Of all its processes together.
+    /// The descriptors of all processes.
     pub descriptors: u64,
     pub keeper_descriptors: u64,
-    /// Pages that nobody else maps: what would be free without this keeper.
+    /// Pages that no other process maps.
     pub keeper_private_bytes: u64,
-    /// What the memory cgroup is charged, and the kernel's part of it.
+    /// The memory that is charged to the cgroup, and the kernel's part of it.
     pub cgroup_bytes: Option<u64>,
     pub cgroup_kernel_bytes: Option<u64>,
 }
@@ -58,7 +56,7 @@ impl Anatomy {
     }
 }
 
-/// What is gone meanwhile reads as nothing.
+/// An object that disappears meanwhile counts as zero.
 fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
@@ -86,7 +84,7 @@ fn first(cgroups: &[PathBuf], names: &[&str]) -> Option<u64> {
     files.filter_map(|file| read(&file).trim().parse().ok()).next()
 }
 
-/// A file of its own on v1, a line of the statistics on v2.
+/// The kernel's memory: a file on v1, a line of `memory.stat` on v2.
 fn kernel_bytes(cgroups: &[PathBuf]) -> Option<u64> {
     let stat = |cgroup: &PathBuf| field(&read(&cgroup.join("memory.stat")), "kernel");
     first(cgroups, &["memory.kmem.usage_in_bytes"]).or_else(|| cgroups.iter().find_map(stat))

@@ -15,12 +15,12 @@ use std::time::Duration;
 /// How many of each are timed.
 const SAMPLES: usize = 30;
 
-/// The medians, with N boxes there.
+/// The medians beside N boxes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Beside {
-    /// Of the boxes that were made last.
+    /// For the boxes that were created last.
     pub create_us: f64,
-    /// `None` where it is not installed.
+    /// `None` if bwrap is not installed.
     pub bwrap_us: Option<f64>,
 }
 

@@ -80,17 +80,17 @@ fn absent(why: &Failure) -> Outcome {
     Outcome::Absent { reason }
 }
 
-/// What makes it live, and the file in which it says why it does not.
+/// The command that starts it, and the file with its errors.
 struct Start {
     launch: Launch,
     log: PathBuf,
 }
 
-/// Something that lives, and how one more process gets into it.
+/// A running box or container, and the command that starts another process in it.
 struct Live {
     starter: Starter,
     start: Option<Start>,
-    /// In front of the command that is to run.
+    /// The words before the command.
     exec: Launch,
     end: Option<Launch>,
 }
@@ -170,7 +170,7 @@ fn installed(program: &str) -> Result<(), Failure> {
     }
 }
 
-/// One that was seen to run what it was given.
+/// A subject that has run a test command.
 struct Peer {
     starter: Starter,
     exec: Launch,

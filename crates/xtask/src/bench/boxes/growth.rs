@@ -1,7 +1,7 @@
 //! create, `ls --json` and `rm -f`, by the number of idle boxes.
 //!
-//! Each size starts from nothing and ends with nothing, the smallest first. A
-//! size that would take the host near one of its limits is not made, aloud.
+//! Each size begins and ends without boxes, the smallest first. A size that would bring the host near
+//! one of its limits is left out, with the reason.
 
 use super::anatomy::Anatomy;
 use super::beside::Beside;
@@ -14,17 +14,17 @@ use serde::Serialize;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-/// A small size is repeated until about so many boxes were made, but not for ever.
+/// A small size is repeated until about this many boxes were created.
 const BOXES_PER_SIZE: usize = 200;
 const REPEATS_MAX: usize = 10;
 
-/// How many times a list is made; the median counts.
+/// How often the boxes are listed. The median counts.
 const LISTS: usize = 7;
 
-/// How many boxes are looked at to know what one costs.
+/// How many boxes are examined to find the cost of one.
 const SAMPLE_BOXES: usize = 5;
 
-/// The list that should take no more than so much of a processor.
+/// The goal: a list of this many boxes takes at most this much processor time.
 const GOAL_BOXES: usize = 1_000;
 const GOAL_LIST_CPU_MS: f64 = 50.0;
 
@@ -47,25 +47,25 @@ pub struct Size {
 #[serde(tag = "status", rename_all = "snake_case")]
 pub enum SizeOutcome {
     Measured(Costs),
-    /// There are no numbers, and this is why.
+    /// Why there are no numbers.
     Absent {
         reason: String,
     },
 }
 
-/// Of one size; the median of its repeats.
+/// The costs of one size: the medians of all repeats.
 #[derive(Debug, Clone, Serialize)]
 pub struct Costs {
     pub repeats: usize,
     pub create: Cost,
-    /// Of a single `tare run -d`.
+    /// The time of a single `tare run -d`.
     pub create_each: Percentiles,
     pub ls: Cost,
     pub rm: Cost,
     pub beside: Beside,
 }
 
-/// Of all boxes together. The processor time is that of the commands.
+/// The cost of all boxes together. The processor time is that of the commands.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Cost {
     pub wall_ms: f64,
@@ -79,7 +79,7 @@ impl From<Spent> for Cost {
     }
 }
 
-/// From one size to the next; linear is when all are about `boxes`.
+/// Ratios between two sizes. Growth is linear if all are about `boxes`.
 #[derive(Debug, Serialize)]
 pub struct Ratios {
     pub from: usize,
@@ -110,7 +110,7 @@ pub fn measure(tare: &mut Tare, sizes: &[usize]) -> Result<Growth, Failure> {
     Ok(Growth::new(limits, measured))
 }
 
-/// Of a few boxes the greatest in each respect.
+/// The largest value of each kind in a few boxes.
 fn dearest_of_a_sample(tare: &mut Tare) -> Result<Anatomy, Failure> {
     let mut dearest = Anatomy::default();
     let mut ids = Vec::new();
@@ -172,7 +172,7 @@ fn create(tare: &mut Tare, boxes: usize, each: &mut Vec<Duration>) -> Result<Spe
     Ok(all)
 }
 
-/// A list that is quick because it misses some is no list.
+/// Checks that the list has all boxes: an incomplete list must not look fast.
 fn expect_running(tare: &Tare, boxes: usize) -> Result<(), Failure> {
     let listed = tare.list()?;
     let running = listed.iter().filter(|it| it.state == "running").count();
@@ -185,7 +185,7 @@ fn expect_running(tare: &Tare, boxes: usize) -> Result<(), Failure> {
     }
 }
 
-/// Wall and processor each by itself, by nearest rank.
+/// The medians of wall time and of processor time, by nearest rank.
 fn median(series: Vec<Spent>) -> Cost {
     let middle = |of: fn(&Spent) -> Duration| {
         let mut values: Vec<Duration> = series.iter().map(of).collect();

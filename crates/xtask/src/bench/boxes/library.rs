@@ -11,7 +11,7 @@ use tare_engine::{BoxId, Engine, Event, ExecSpec, OpenOptions, Session, Stdin};
 use super::super::RunOnce;
 use crate::failure::{Context, Failure};
 
-/// What the command of the first, checked, call ends with.
+/// The exit code of the first call, which is checked.
 const CHECK: (&[&str], u8) = (&["sh", "-c", "exit 37"], 37);
 
 /// Runs `command` in the box each time; was seen to run one, or there is none.
@@ -54,7 +54,7 @@ fn exit_code(mut session: Session) -> Result<u8, String> {
     }
 }
 
-/// Bounded: a box that does not answer fails the round, not the bench.
+/// Waits for a bounded time: a box that does not answer fails the round, and not the bench.
 fn wait(fd: BorrowedFd<'_>) {
     const PATIENCE: Duration = Duration::from_secs(10);
     let timeout = PATIENCE.try_into().ok();

@@ -1,15 +1,15 @@
-//! What a box costs of what the machine has only so many of, and how many boxes
-//! that allows. A bench that runs a host out of pids takes everyone else down.
+//! How many boxes this host can have: the limits of the host, and how much of each one box uses. A
+//! bench that uses up all pids of a host would end other programs.
 
 use super::anatomy::Anatomy;
 use serde::Serialize;
 use std::fmt;
 use std::fs;
 
-/// How much of anything the boxes and the rest of the host may have together.
+/// The share of each limit that boxes and the rest of the host may use together.
 const SHARE_MAX: f64 = 0.9;
 
-/// One thing that is limited.
+/// One limit.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Limit {
     pub what: &'static str,
@@ -18,7 +18,7 @@ pub struct Limit {
     pub limit: u64,
 }
 
-/// All that is known to be limited here, with what one such box takes.
+/// All known limits, and how much of each one box uses.
 pub fn observe(one_box: &Anatomy) -> Vec<Limit> {
     let limits = [number("/proc/sys/kernel/pid_max", 0), number("/proc/sys/kernel/threads-max", 0)];
     let pids = Limit {
@@ -60,7 +60,7 @@ fn memory(one_box: &Anatomy) -> Limit {
     }
 }
 
-/// Why so many boxes are too many, if they are.
+/// Returns why this number of boxes is too large, if it is.
 pub fn stop(limits: &[Limit], boxes: usize) -> Option<String> {
     let limit = limits.iter().find(|it| !it.allows(boxes as u64))?;
     Some(format!("not made: {boxes} boxes want {limit}"))
@@ -95,7 +95,7 @@ fn threads(loadavg: &str) -> u64 {
     total.unwrap_or(0)
 }
 
-/// The soft limit, the one that is enforced.
+/// The soft limit, which the kernel enforces.
 fn open_files_max(limits: &str) -> Option<u64> {
     let line = limits.lines().find_map(|it| it.strip_prefix("Max open files"))?;
     line.split_whitespace().next()?.parse().ok()

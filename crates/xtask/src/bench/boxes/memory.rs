@@ -1,4 +1,4 @@
-//! What an idle box costs the host in memory, seen in several ways.
+//! Measures the memory of an idle box in several ways.
 //!
 //! No single figure is the truth. `MemAvailable` is what a user misses, and moves
 //! with whatever else the host does; the sum of what the kernel accounts by kind
@@ -18,10 +18,10 @@ use std::time::Duration;
 
 const ROUNDS: usize = 3;
 
-/// Long enough for a round; a bench that is killed leaves no sleep for longer.
+/// Long enough for a round. If the bench is killed, no `sleep` stays for longer.
 const SLEEP_SECONDS: &str = "300";
 
-/// The host is at rest when its use moves by less than this between two looks.
+/// The host is idle if its memory changes by less than this between two measurements.
 const REST_KB: u64 = 256;
 const REST_PAUSE: Duration = Duration::from_millis(200);
 const REST_LOOKS_MAX: u32 = 50;
@@ -39,7 +39,7 @@ pub struct Memory {
     pub goals: Vec<Goal>,
 }
 
-/// One way to look at the host; the median of all rounds, for one of many.
+/// One way to measure: the median of all rounds, for one box.
 #[derive(Debug, Serialize)]
 pub struct HostRow {
     pub what: &'static str,
@@ -67,14 +67,14 @@ pub fn measure(tare: &mut Tare, boxes: usize) -> Result<Memory, Failure> {
     Ok(Memory::new(boxes, &of_boxes, &of_sleeps, &anatomies))
 }
 
-/// What one of `count` sleeps on the bare host takes.
+/// Measures one of `count` sleeps on the host.
 fn cost_of_sleeps(count: usize) -> Result<Use, Failure> {
     let before = at_rest()?;
     let mut sleeps = Vec::new();
     let started = (0..count).try_for_each(|_| bare_sleep().map(|it| sleeps.push(it)));
     let after = at_rest();
     for mut sleep in sleeps {
-        // It may only have ended by itself, and then there is nothing to end.
+        // It fails only if the process has ended already.
         let _ = sleep.kill();
         let _ = sleep.wait();
     }
@@ -193,7 +193,7 @@ const WAYS: [&str; 8] = [
     "  per CPU",
 ];
 
-/// Bytes by way of looking.
+/// Bytes for each way to measure.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Use([f64; WAYS.len()]);
 
@@ -287,7 +287,7 @@ fn goals(host: &[HostRow], each: &[EachRow]) -> Vec<Goal> {
     ]
 }
 
-/// By nearest rank; of nothing, nothing.
+/// The median by nearest rank; 0 without values.
 fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);

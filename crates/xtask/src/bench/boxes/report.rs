@@ -1,4 +1,4 @@
-//! What is said about the boxes: three tables for people, one JSON for programs.
+//! The report about boxes: three tables for people, JSON for programs.
 
 use super::super::report::{Comparison, Machine, number};
 use super::growth::Growth;
@@ -55,7 +55,7 @@ impl BoxesReport {
     }
 }
 
-/// What is hoped for, in a unit. Information: nothing fails when it is not met.
+/// A goal with its unit. A bench does not fail if it is not met.
 #[derive(Debug, Serialize)]
 pub struct Goal {
     pub what: String,

@@ -1,7 +1,7 @@
 //! tare as a user has it: its command line, on a state root of the bench's own.
 //!
-//! Every call is a process whose time and processor time are taken. This file
-//! knows the words of the command line and what they print; nobody else does.
+//! Measures the time and the processor time of every call. Only this file knows the command line and
+//! its output.
 
 use super::super::footprint::cgroups_of;
 use super::super::launch::Launch;
@@ -13,23 +13,23 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A second string: should even the janitor be killed, no box stays for longer.
+/// If even the janitor is killed, no box stays longer than this.
 const LEASE: &str = "2h";
 
-/// What an idle box does.
+/// The command of an idle box.
 pub const IDLE: [&str; 2] = ["/bin/sleep", "infinity"];
 
-/// An id is shorter; whatever prints more is not telling one.
+/// Longer than any id.
 const ID_BYTES_MAX: u64 = 256;
 
-/// How much of what a failed command said is quoted.
+/// How much of the output of a failed command is quoted.
 const COMPLAINT_BYTES_MAX: u64 = 4096;
 
-/// What one or more commands took.
+/// The time of one or more commands.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Spent {
     pub wall: Duration,
-    /// User and system, of the commands themselves: no keeper is in it.
+    /// User and system time of the commands, without keepers.
     pub cpu: Duration,
 }
 
@@ -56,7 +56,7 @@ pub struct Tare {
 }
 
 impl Tare {
-    /// `directory` is for what commands say; it has to be there.
+    /// `directory` is for the output of commands. It must exist.
     pub fn new(binary: PathBuf, directory: PathBuf, state_root: PathBuf) -> Self {
         Self { binary, directory, state_root, made: Vec::new() }
     }
@@ -80,12 +80,12 @@ impl Tare {
             .with_environment("TARE_STATE_ROOT", self.state_root.to_string_lossy())
     }
 
-    /// One more idle box: the default profile, whole.
+    /// Creates an idle box with the default profile.
     pub fn run_detached(&mut self) -> Result<(String, Spent), Failure> {
         let words = [&["run", "-d", "--lease", LEASE, "--"][..], &IDLE].concat();
         let mut id = String::new();
         let spent = self.spend(&words, Stdio::piped(), |child| {
-            // One line, not until its end: the end would be a keeper's.
+            // Read one line and not until the end, because the keeper holds the pipe open.
             match child.stdout.take() {
                 Some(stdout) => BufReader::new(stdout.take(ID_BYTES_MAX)).read_line(&mut id),
                 None => Ok(0),
@@ -99,12 +99,12 @@ impl Tare {
         Ok((id, spent))
     }
 
-    /// What a list of all boxes costs that nobody reads.
+    /// Measures a list of all boxes, without parsing it.
     pub fn time_list(&self) -> Result<Spent, Failure> {
         self.spend(&["ls", "--json"], Stdio::null(), |_| Ok(0))
     }
 
-    /// Ended boxes too.
+    /// Lists all boxes, including ended ones.
     pub fn list(&self) -> Result<Vec<Listed>, Failure> {
         let mut json = Vec::new();
         self.spend(&["ls", "-a", "--json"], Stdio::piped(), |child| match child.stdout.take() {
@@ -118,7 +118,7 @@ impl Tare {
         self.spend(&["rm", "-f", "--all"], Stdio::null(), |_| Ok(0))
     }
 
-    /// That the list shows no box, and that none of these has a cgroup.
+    /// Checks that the list is empty and that none of these boxes has a cgroup.
     pub fn expect_gone(&self, ids: &[String]) -> Result<(), Failure> {
         self.expect_empty()?;
         let left = cgroups_of(ids.iter().map(String::as_str));

@@ -1,11 +1,11 @@
-//! What is said about the two servers.
+//! The report about the two servers.
 
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 
 use crate::bench::report::Machine;
 
-/// As the script of the load prints it.
+/// One result, as the script of wrk prints it.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Load {
     requests: u64,
@@ -15,8 +15,7 @@ pub struct Load {
     failed: u64,
 }
 
-/// Of several loads: all executions over all of the time, and the median of each
-/// percentile.
+/// Several results together: all executions over the whole time, and the median of each percentile.
 #[derive(Debug, Serialize)]
 pub struct Figures {
     pub per_second: f64,
@@ -65,7 +64,7 @@ impl Row {
         ("command".to_owned(), columns.to_owned())
     }
 
-    /// A name and what is in the columns, for each of the two.
+    /// A name and the cells, for each of the two servers.
     fn lines(&self, peer_name: &str) -> [(String, String); 2] {
         let Self { command, concurrency, tare, peer } = self;
         let often = tare.per_second / peer.per_second;
@@ -83,7 +82,7 @@ pub struct ServeReport {
     bench: &'static str,
     peer: &'static str,
     machine: Machine,
-    /// At the end, over a minute: what else went on.
+    /// The load average over the last minute: how much other work there was.
     load_average: String,
     seconds: u32,
     rounds: usize,
@@ -116,7 +115,7 @@ impl ServeReport {
         let width = lines.iter().map(|it| it.0.len()).max().unwrap_or_default();
         let mut text = String::new();
         for (name, columns) in lines {
-            // A text takes whatever is written to it.
+            // Writing to a string cannot fail.
             writeln!(text, "{name:<width$}{columns}").ok();
         }
         let Self { seconds, rounds, machine, load_average, .. } = self;

@@ -1,4 +1,4 @@
-//! The two servers under load. Each has a port of its own and ends with its value.
+//! The two servers under load. Each has its own port. Dropping the value ends the server.
 
 use std::fs::File;
 use std::net::{TcpListener, TcpStream};
@@ -13,9 +13,9 @@ use crate::bench::peers::bwrap;
 use crate::failure::{Context, Failure};
 
 const PEER: &str = include_str!("peer.py");
-/// What the peer is made of.
+/// The packages of the peer.
 const PACKAGES: [&str; 2] = ["fastapi==0.162.4", "uvicorn==0.54.0"];
-/// For a server to listen.
+/// How long a server may take to listen.
 const LISTENS_WITHIN: Duration = Duration::from_secs(30);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
@@ -51,16 +51,16 @@ pub fn python(target: &Path) -> Result<PathBuf, Failure> {
     Ok(directory)
 }
 
-/// What both are made of and stand on.
+/// What both servers need.
 #[derive(Debug)]
 pub struct Setting<'a> {
     pub tare: &'a Path,
     /// An environment with the packages of the peer.
     pub python: &'a Path,
     pub footprint: &'a Footprint,
-    /// What of the host is shown to whatever runs.
+    /// Paths of the host that every command can see.
     pub binds: Vec<String>,
-    /// In it are packages that Python finds.
+    /// A directory with packages for Python.
     pub packages: Option<&'a Path>,
     /// The tare that is the peer, instead of FastAPI and bwrap.
     pub earlier: Option<&'a Path>,
@@ -95,7 +95,7 @@ impl Servers {
 }
 
 impl Setting<'_> {
-    /// Its files are not those of a server that this host has.
+    /// Its files are separate from those of a server on this host.
     fn configuration(&self) -> String {
         let files = self.footprint.directory().join("files");
         let files = format!("[files]\ndirectory = '{}'\n", files.display());
@@ -116,7 +116,7 @@ impl Setting<'_> {
         command
     }
 
-    /// The words before a command, as the peer reads them.
+    /// The words that the peer puts before a command.
     fn bwrap(&self) -> Result<String, Failure> {
         let packages = self.packages.map(|it| it.to_string_lossy().into_owned());
         let binds: Vec<String> = self.binds.iter().cloned().chain(packages).collect();
@@ -127,7 +127,7 @@ impl Setting<'_> {
 }
 
 impl Server {
-    /// Its log is a file, as it would be.
+    /// The log goes to a file, as usual.
     fn start(
         directory: &Path,
         name: &str,
@@ -159,7 +159,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Whoever has ended already is reaped all the same.
+        // A server that has ended already must be reaped too.
         kill_process(Pid::from_child(&self.child), Signal::TERM).ok();
         self.child.wait().ok();
     }
