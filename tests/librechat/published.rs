@@ -9,7 +9,10 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::Signal;
-use tare_harness::{Server, Signer, Tare, TemporaryDirectory, box_processes, poll, skip, tare};
+use tare_harness::{
+    Server, Signer, Tare, TemporaryDirectory, Vitals, box_processes, eventually, in_boxes, poll,
+    skip, tare,
+};
 
 use crate::librechat::client::{Chat, with_packages};
 
@@ -36,11 +39,12 @@ const TABLE: &str = "| client | tools | supports | driven by |\n|---|---|---|---
 const WRITE: &str = "TARE_WRITE_TESTED_CLIENTS";
 
 /// The keys `a-key` and `small-key`.
-const KEYS: &str = "[[keys]]\nname = 'chat'\n\
+const KEYS: &str = "[[keys]]\nname = 'chat'\nadmin = true\n\
     sha256 = '2a8a1240f50636655520ac8ed22aa29473b8517b4abfdbc3bc03bcad73fc8849'\n\
     [[keys]]\nname = 'small'\nruns_per_second = 0.01\n\
     sha256 = 'd8484842191ca22753c34aa50a10220331c45ca5e3cc419ee26c61a54630bd52'\n";
 const LIMITS: &str = "[limits]\ntimeout = '2s'\noutput_bytes = '64k'\nruns = 2\nruns_waiting = 0\n\
+    [librechat]\nsession_wait = '1s'\nsession_queue = 2\n\
     [librechat.boxes]\nmemory = '96m'\n";
 
 #[test]
@@ -87,6 +91,15 @@ fn published_clients_continue_after_a_restart() {
     drive("restarts", "", "");
 }
 
+/// 300 calls in `./check`; ten minutes in `./check --long`.
+#[test]
+fn twenty_users_of_published_clients_lose_nothing_and_leave_nothing() {
+    let keys = TemporaryDirectory::new();
+    // A slow machine needs more than the usual 15 seconds for the calls of one turn.
+    let patient = "[librechat]\nsession_wait = '2m'\n";
+    drive("load", "", &format!("{patient}{}", with_tokens(&keys)));
+}
+
 /// The section for tokens that `published/tokens.cjs` signs.
 fn with_tokens(directory: &TemporaryDirectory) -> String {
     let key = directory.write("published.pub", Signer::ed25519("published", 7).pem());
@@ -122,7 +135,7 @@ fn drive(subject: &str, files: &str, sections: &str) {
     let tare = tare!();
     let chat = Chat::configured(&tare, files, sections);
     let config = format!("{files}{sections}");
-    let mut parent = Parent { tare: &tare, chat: Some(chat), config };
+    let mut parent = Parent { tare: &tare, chat: Some(chat), config, before: None };
     let is_good = parent.serve(subject, &clients);
     parent.chat.expect("a server").stop(&tare);
     assert!(is_good, "a claim about {subject} fails");
@@ -133,6 +146,8 @@ struct Parent<'a> {
     tare: &'a Tare,
     chat: Option<Chat>,
     config: String,
+    /// The costs of the server before the load.
+    before: Option<Vitals>,
 }
 
 impl Parent<'_> {
@@ -142,6 +157,7 @@ impl Parent<'_> {
         let mut driver = Command::new("node")
             .args([DRIVER, subject, &self.url()])
             .args(clients)
+            .env("TARE_LOAD_SECONDS", if is_long() { "600" } else { "0" })
             .env_remove("PROXY")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -169,6 +185,8 @@ impl Parent<'_> {
             ["stop"] => self.server().signal(Signal::TERM),
             ["kill"] => self.server().signal(Signal::KILL),
             ["start"] => self.start(),
+            ["baseline"] => self.before = Some(self.at_rest()),
+            ["settled"] => self.settled(),
             _ => return None,
         }
         Some(self.url())
@@ -187,6 +205,24 @@ impl Parent<'_> {
         let before = self.chat.take().expect("a server");
         let after = before.after(self.tare, |server| drop(server.stop()), &self.config);
         self.chat = Some(after);
+    }
+
+    /// What the server costs without any box.
+    fn at_rest(&self) -> Vitals {
+        self.tare.call(["rm", "-f", "--all"]).ok();
+        self.server().vitals_at_rest()
+    }
+
+    /// Checks that neither a process nor a descriptor or thread is left.
+    fn settled(&self) {
+        let before = self.before.expect("the driver asked for a baseline");
+        self.tare.call(["rm", "-f", "--all"]).ok();
+        eventually("descriptors, threads and processes are back", || {
+            let now = self.server().vitals();
+            now.descriptors <= before.descriptors
+                && now.threads <= before.threads
+                && in_boxes(self.server().pid()) == 0
+        });
     }
 }
 

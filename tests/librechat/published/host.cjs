@@ -1,5 +1,7 @@
 // Requests that LibreChat's own server sends, beside those of its client library.
 
+const { setTimeout } = require('node:timers/promises');
+
 class Host {
   // `headers` are added to every request.
   constructor(client, headers = {}) {
@@ -76,6 +78,16 @@ PY`;
       await running;
       await ask(`until ${count - 1} sleep`);
     }
+  }
+
+  // Waits until this many calls wait for their sessions.
+  untilWaiting(count) {
+    return this.untilMetric(`tare_session_calls_waiting ${count}`);
+  }
+
+  // Waits until the server's metrics contain this line. With tokens they need another key.
+  async untilMetric(line) {
+    while (!(await this.send('/../metrics')).text.includes(`${line}\n`)) await setTimeout(5);
   }
 
   // Uploads a file of `{kind, id, version?}`, and returns it as a ToolNode keeps it.

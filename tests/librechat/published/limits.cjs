@@ -11,6 +11,11 @@ const SMALL_KEY = () => ({ 'X-API-Key': 'small-key' });
 const newHint = () => `v2:user:${randomBytes(16).toString('hex')}`;
 const functions = { noop: [{}, async () => 'done'] };
 const hostOf = (client) => new Host(client, KEY());
+// Occupies a session or a place meanwhile. Ends when the server has the place back.
+async function whileBusy(client, ask, more, meanwhile) {
+  await hostOf(client).whileBusy(ask, more, meanwhile);
+  await hostOf(client).untilMetric('tare_runs_running 0');
+}
 const withKey = (client, more) => client.conversation({ headers: KEY, functions, ...more });
 
 const MEMORY = 'x = bytearray(1 << 30)';
@@ -68,12 +73,12 @@ module.exports = {
     const third = async () => {
       assertRefused(client, await withKey(client).bash('echo 1'), 503, 'unavailable');
     };
-    await host.whileBusy(ask, {}, () => host.whileBusy(ask, {}, third, 2));
+    await whileBusy(client, ask, {}, () => host.whileBusy(ask, {}, third, 2));
   },
 
   'a session that stays busy is unavailable for a moment': since(SESSIONS, async ({ client, tap, ask }) => {
     const hint = newHint();
-    await hostOf(client).whileBusy(ask, { runtime_session_hint: hint }, async () => {
+    await whileBusy(client, ask, { runtime_session_hint: hint }, async () => {
       const message = await withKey(client, { hint }).bash('echo 1');
       assertRefused(client, message, 409, 'unavailable');
       assert.equal(tap.of(client.version, '/exec').at(-1).answer.error, 'runtime_session_busy');
@@ -81,9 +86,20 @@ module.exports = {
     assertPrinted(await withKey(client, { hint }).bash('echo 1'), '1');
   }),
 
+  'the queue of a session is bounded': since(SESSIONS, async ({ client, ask }) => {
+    const hint = newHint();
+    const calls = [1, 2, 3, 4].map(() => ['bash_tool', { command: 'echo 1' }]);
+    await whileBusy(client, ask, { runtime_session_hint: hint }, async () => {
+      const messages = await withKey(client, { hint }).turn(calls);
+      const refused = messages.filter(({ content }) => /rate-limited/.test(content));
+      assert.equal(refused.length, 2);
+      refused.forEach((message) => assertRetryAfter(client, message));
+    });
+  }),
+
   'calls that wait for a session take no place of others': since(SESSIONS, async ({ client, ask }) => {
     const hint = newHint();
-    await hostOf(client).whileBusy(ask, { runtime_session_hint: hint }, async () => {
+    await whileBusy(client, ask, { runtime_session_hint: hint }, async () => {
       const waiting = [1, 2].map(() => withKey(client, { hint }).bash('echo 1'));
       assertPrinted(await withKey(client).bash('echo 2'), '2');
       await Promise.all(waiting);

@@ -23,6 +23,25 @@ module.exports = {
     }
   }),
 
+  'the parallel calls of one turn wait for each other': claim(async ({ client }) => {
+    const conversation = client.conversation({ hint: hint() });
+    const code = (name) => `echo ${name} >> order.txt; wc -l < order.txt`;
+    const calls = ['a', 'b', 'c', 'd'].map((name) => ['bash_tool', { command: code(name) }]);
+    const messages = await conversation.turn(calls);
+    const lines = messages.map((message) => /^stdout:\n(\d)$/m.exec(message.content)?.[1]).sort();
+    assert.deepEqual(lines, ['1', '2', '3', '4']);
+  }),
+
+  'the first call of a turn waits for the prewarming': claim(async ({ client }) => {
+    const runtime_session_hint = hint();
+    const prewarmed = new Host(client).prewarm(runtime_session_hint);
+    const message = await client.conversation({ hint: runtime_session_hint }).bash('echo 1');
+    assertPrinted(message, '1');
+    const { status, json } = await prewarmed;
+    assert.equal(status, 200);
+    assert.equal(json.runtime_session_id, message.artifact.runtime_session_id);
+  }),
+
   'conversations of one person share a session': claim(async ({ client }) => {
     const shared = hint();
     const [one, other] = [1, 2].map(() => client.conversation({ hint: shared }));
@@ -52,13 +71,41 @@ module.exports = {
 
   'a stopped call leaves the queue of its session': since('3.9.1', async ({ client, ask }) => {
     const runtime_session_hint = hint();
+    const host = new Host(client);
     const conversation = client.conversation({ hint: runtime_session_hint });
-    await new Host(client).whileBusy(ask, { runtime_session_hint }, async () => {
+    await host.whileBusy(ask, { runtime_session_hint }, async () => {
       const stop = new AbortController();
       const stopped = conversation.bash('echo > ran.csv', { signal: stop.signal }).catch((error) => error);
+      await host.untilWaiting(1);
       stop.abort();
       await stopped;
+      await host.untilWaiting(0);
     });
     assertPrinted(await conversation.bash('ls | wc -l'), '0');
+  }),
+
+  'calls that wait run in the order in which they came': once(async ({ client, ask }) => {
+    const more = { runtime_session_hint: hint() };
+    const host = new Host(client);
+    const waiting = [];
+    await host.whileBusy(ask, more, async () => {
+      for (const number of [1, 2, 3, 4]) {
+        waiting.push(host.exec('bash', `echo ${number} >> order.txt`, more));
+        await host.untilWaiting(number);
+      }
+    });
+    for (const { status } of await Promise.all(waiting)) assert.equal(status, 200);
+    assert.equal((await host.exec('bash', 'cat order.txt', more)).json.stdout, '1\n2\n3\n4\n');
+  }),
+
+  'a call that waits takes no time from its code': once(async ({ client, ask }) => {
+    const host = new Host(client);
+    const more = { runtime_session_hint: hint(), timeout: 2000 };
+    const first = host.exec('bash', 'sleep 1.5', more);
+    await ask('until 1 sleep');
+    const second = host.exec('bash', 'sleep 1; echo 1', more);
+    assert.equal((await first).json.status, null);
+    const { json } = await second;
+    assert.deepEqual([json.stdout, json.status], ['1\n', null]);
   }),
 };

@@ -12,6 +12,8 @@ class Tap {
     tap.server = server;
     tap.exchanges = [];
     tap.listener = http.createServer((request, response) => tap.forward(request, response));
+    // The server alone decides when a connection ends.
+    tap.listener.keepAliveTimeout = 0;
     await new Promise((resolve) => tap.listener.listen(0, '127.0.0.1', resolve));
     return tap;
   }
@@ -26,11 +28,13 @@ class Tap {
     return this.exchanges.filter((one) => one.client === client && one.path.endsWith(ending));
   }
 
-  // The last exchanges of this client, for the report of a failure.
+  // The last exchanges and the last refused ones of this client, for the report of a failure.
   recent(client) {
-    const last = this.exchanges.filter((one) => one.client === client).slice(-4);
-    const shown = ({ path, sent, status, answer }) => JSON.stringify({ path, sent, status, answer });
-    return last.map((one) => `  ${shown(one).slice(0, 600)}`).join('\n');
+    const all = this.exchanges.filter((one) => one.client === client);
+    const refused = all.filter(({ status }) => ![200, undefined].includes(status));
+    const shown = ({ path, sent, status, answer }) => JSON.stringify({ path, status, answer, sent });
+    const last = new Set([...refused.slice(-3), ...all.slice(-3)]);
+    return [...last].map((one) => `  ${shown(one).slice(0, 600)}`).join('\n');
   }
 
   close() {
@@ -46,7 +50,10 @@ class Tap {
     const headers = { ...request.headers, host: new URL(this.server).host };
     const { method } = request;
     const onward = http.request(new URL(path, this.server), { method, headers, agent: false });
-    onward.on('error', () => response.destroy());
+    onward.on('error', (error) => {
+      exchange.status = error.message;
+      response.destroy();
+    });
     onward.on('response', async (answer) => {
       const body = await whole(answer).catch(() => response.destroy());
       exchange.status = answer.statusCode;

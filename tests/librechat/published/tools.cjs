@@ -4,7 +4,7 @@ const { CONTEXT } = require('./client.cjs');
 const { since, withTool, once, assertRefused, assertPrinted } = require('./claims.cjs');
 const { Host } = require('./host.cjs');
 
-// As the newer clients name them, besides the names of `execute_code`.
+// In any case; clients and hosts send several names for one language.
 const LANGUAGES = {
   python: ['py', 'python', 'Python'],
   bash: ['bash', 'sh', 'BASH'],
@@ -79,6 +79,11 @@ module.exports = {
     const found = JSON.stringify(await search.invoke({ query: 'weather' }));
     assert.match(found, /weather/);
     assert.doesNotMatch(found, /sends mail/);
+  },
+
+  'JavaScript may import modules and await at its top': async ({ client }) => {
+    const code = "import { basename } from 'node:path';\nconsole.log(await Promise.resolve(basename('/a/b')))";
+    assertPrinted(await client.conversation().run('execute_code', { lang: 'js', code }), 'b');
   },
 
   'LibreChat reads and writes files for the model': once(async ({ client }) => {

@@ -77,4 +77,14 @@ module.exports = {
     const { json } = await hostOf(client, 'ann').post('/exec/programmatic', body, { headers });
     assert.deepEqual([json.status, json.stdout], ['completed', 'ran\n']);
   }),
+
+  'the queue of one user delays no other user': since(SESSIONS, async ({ client, ask }) => {
+    const [ann, more] = [hostOf(client, 'ann'), { runtime_session_hint: HINT }];
+    const waiting = [];
+    await ann.whileBusy(ask, more, async () => {
+      waiting.push(...[1, 2, 3].map(() => ann.exec('bash', 'true', more)));
+      assertPrinted(await of(client, 'ben', { hint: HINT }).bash('echo 1'), '1');
+    });
+    for (const { status } of await Promise.all(waiting)) assert.equal(status, 200);
+  }),
 };
