@@ -37,9 +37,23 @@ pub fn perform(options: &Options) -> Result<(), Failure> {
         concurrency: &options.concurrency,
         packages: Some(&packages),
         earlier: None,
-        work: CODE.map(work).into(),
+        work: CODE.map(work).into_iter().chain(SESSION.map(session)).collect(),
     };
     comparison.perform(&workspace, options.json.clone())
+}
+
+/// Code in a session that exists: one call at a time, and four parallel calls. The peer has no
+/// sessions and runs the same code.
+const SESSION: [(&str, u32); 2] =
+    [("print(1), second call of a session", 1), ("print(1), four calls of one session", 4)];
+
+fn session((name, concurrency): (&str, u32)) -> Work {
+    let mut work = work(CODE[0]);
+    work.name = name.to_owned();
+    work.concurrency = Some(concurrency);
+    // The check before the load makes the session.
+    work.tare.body["runtime_session_hint"] = json!("v2:user:bench");
+    work
 }
 
 fn work((code, printed): (&'static str, &'static str)) -> Work {
@@ -48,5 +62,6 @@ fn work((code, printed): (&'static str, &'static str)) -> Work {
         printed,
         tare: Request { path: "/v1/exec", body: json!({ "lang": "py", "code": code }) },
         peer: Request::run(&["/usr/bin/python3", "-c", code]),
+        concurrency: None,
     }
 }

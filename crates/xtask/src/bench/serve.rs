@@ -64,6 +64,7 @@ pub fn perform(options: &Options) -> Result<(), Failure> {
         printed: "",
         tare: Request::run(command),
         peer: Request::run(command),
+        concurrency: None,
     };
     let comparison = Comparison {
         name: "serve",
@@ -97,6 +98,8 @@ pub struct Work {
     pub printed: &'static str,
     pub tare: Request,
     pub peer: Request,
+    /// Requests at once, if not as many as for the other work.
+    pub concurrency: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -172,7 +175,8 @@ impl Comparison<'_> {
         for work in &self.work {
             work.tare.check(tare, work.printed)?;
             work.peer.check(peer, work.printed)?;
-            for &concurrency in self.concurrency {
+            let own = work.concurrency.as_slice();
+            for &concurrency in if own.is_empty() { self.concurrency } else { own } {
                 let load = |what, port| load(self.load.seconds, concurrency, what, port, script);
                 let (mut ours, mut theirs) = (Vec::new(), Vec::new());
                 for _round in 0..self.load.rounds {
