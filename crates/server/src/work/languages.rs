@@ -11,10 +11,11 @@ use crate::error::ServiceError;
 const PROGRAM_PATH: &str = "/tmp/program";
 
 impl Languages {
-    /// Finds the language with this name whose programs a box can use.
+    /// Finds the language with this name, in any case, whose programs a box can use.
     pub fn find(&self, name: &str, host: Host<'_>) -> Result<&Language, ServiceError> {
         let called = |(own, language): &(&String, &Language)| {
-            *own == name || language.names.iter().any(|other| other == name)
+            let mut names = std::iter::once(*own).chain(&language.names);
+            names.any(|one| one.eq_ignore_ascii_case(name))
         };
         let found = self.0.iter().find(called).map(|(_, language)| language);
         found.filter(|language| language.is_on(host)).ok_or_else(|| self.unsupported(name, host))
@@ -137,6 +138,6 @@ mod tests {
         assert!(!all.0["node"].is_on(Host::alone()));
         let refused = all.find("js", empty).expect_err("nothing is there");
         assert_eq!(refused.message, "Unsupported language: js");
-        assert!(all.find("sh", Host::alone()).is_ok());
+        assert!(all.find("Sh", Host::alone()).is_ok());
     }
 }
