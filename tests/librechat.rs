@@ -4,6 +4,7 @@ mod client;
 mod documents;
 mod download;
 mod exec;
+mod figures;
 mod files;
 mod identity;
 mod incident;

@@ -20,6 +20,11 @@ use crate::work::spec;
 pub const DATA: &str = "/mnt/data";
 /// The directory of the code. It contains no files of users.
 pub const CODE: &str = "/tmp/code";
+/// The directory of modules for the code.
+const MODULES: &str = "/tmp/code/modules";
+/// The backend of matplotlib that saves figures as files, because a box has no screen. Python
+/// imports it when the code uses matplotlib, so other code does not pay for it.
+const FIGURES: (&str, &str) = ("modules/tare_figures.py", include_str!("tare_figures.py"));
 
 /// A command, the box that it runs in, and the code.
 pub struct CodeRun {
@@ -36,7 +41,7 @@ impl CodeRun {
         language: &str,
         code: String,
         arguments: &[String],
-        timeout_ms: Option<u64>,
+        timeout_ms: Option<f64>,
     ) -> Result<Self, ServiceError> {
         let boxes = &config.librechat.boxes;
         let host = Host {
@@ -53,7 +58,10 @@ impl CodeRun {
         Ok(Self {
             spec: box_of(boxes),
             exec,
-            code: vec![code_file(&language.file, code.into_bytes())],
+            code: vec![
+                code_file(&language.file, code.into_bytes()),
+                code_file(FIGURES.0, FIGURES.1.as_bytes().to_vec()),
+            ],
         })
     }
 }
@@ -68,8 +76,10 @@ pub fn code_file(name: &str, content: Vec<u8>) -> InputFile {
 }
 
 /// Returns the requested timeout, lowered to the operator's limit.
-fn timeout(asked_ms: Option<u64>, limits: &config::Limits) -> Duration {
-    let asked = asked_ms.filter(|asked| *asked > 0).map(Duration::from_millis);
+fn timeout(asked_ms: Option<f64>, limits: &config::Limits) -> Duration {
+    // The conversion saturates.
+    let asked = asked_ms.map(|asked| asked as u64).filter(|asked| *asked > 0);
+    let asked = asked.map(Duration::from_millis);
     asked.unwrap_or(limits.timeout.0).min(limits.timeout_max.0)
 }
 
@@ -113,11 +123,10 @@ fn environment(has_packages: bool) -> BTreeMap<&'static str, OsString> {
     };
     let mut environment = BTreeMap::from([
         ("HOME", "/tmp".into()),
-        ("PYTHONPATH", beside(&[DATA], "python")),
+        ("PYTHONPATH", beside(&[DATA, MODULES], "python")),
         ("PYTHONDONTWRITEBYTECODE", "1".into()),
         ("NODE_PATH", beside(&["/mnt/data/node_modules", DATA], "node_modules")),
-        // There is no screen.
-        ("MPLBACKEND", "Agg".into()),
+        ("MPLBACKEND", "module://tare_figures".into()),
         // Debian's pip otherwise refuses to install packages.
         ("PIP_BREAK_SYSTEM_PACKAGES", "1".into()),
         ("PIP_NO_CACHE_DIR", "1".into()),
@@ -133,7 +142,7 @@ fn environment(has_packages: bool) -> BTreeMap<&'static str, OsString> {
 mod tests {
     use super::*;
 
-    fn work(config: &Config, timeout_ms: Option<u64>) -> CodeRun {
+    fn work(config: &Config, timeout_ms: Option<f64>) -> CodeRun {
         let work = CodeRun::of(config, "bash", "true".to_owned(), &["a".to_owned()], timeout_ms);
         work.expect("there is a bash")
     }
@@ -152,9 +161,10 @@ mod tests {
     fn a_requested_timeout_is_limited_to_timeout_max() {
         let config = Config::default();
         let asked = |ms| work(&config, Some(ms)).exec.timeout;
-        assert_eq!(asked(5), Some(Duration::from_millis(5)));
-        assert_eq!(asked(u64::MAX), Some(config.limits.timeout_max.0));
-        assert_eq!(asked(0), Some(config.limits.timeout.0));
+        assert_eq!(asked(5.0), Some(Duration::from_millis(5)));
+        assert_eq!(asked(1e300), Some(config.limits.timeout_max.0));
+        assert_eq!(asked(0.0), Some(config.limits.timeout.0));
+        assert_eq!(asked(-1.0), Some(config.limits.timeout.0));
     }
 
     #[test]
@@ -175,6 +185,9 @@ mod tests {
         assert_eq!(spec.volumes[0].target, Path::new("/opt/packages"));
         let value =
             |key: &str| spec.env.iter().find(|(name, _)| name == key).map(|(_, value)| value);
-        assert_eq!(value("PYTHONPATH").expect("set"), "/mnt/data:/opt/packages/python");
+        assert_eq!(
+            value("PYTHONPATH").expect("set"),
+            "/mnt/data:/tmp/code/modules:/opt/packages/python"
+        );
     }
 }
