@@ -48,7 +48,9 @@ fn a_failed_program_is_a_normal_answer_with_exit_code_and_output() {
     // Clients tell the model that a failed execution leaves no files.
     assert_eq!(answer["files"], json!([]));
     let killed = chat.exec(json!({ "lang": "bash", "code": "kill -SEGV $$" }));
-    assert_eq!(verdict(&killed), [json!(null), json!("SIGSEGV"), json!(null), json!(null)]);
+    let ended = json!("Ended by SIGSEGV");
+    assert_eq!(verdict(&killed), [json!(null), json!("SIGSEGV"), json!(null), ended]);
+    assert_eq!(killed["stderr"], "\n[sandbox] Ended by SIGSEGV\n");
     chat.stop(&tare);
 }
 
@@ -247,19 +249,19 @@ fn a_client_that_hangs_up_ends_its_program() {
 }
 
 #[test]
-fn a_named_request_can_be_cancelled_by_its_sender_only() {
+fn a_named_request_can_be_cancelled_while_it_runs() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let body = json!({ "lang": "bash", "code": "sleep 1000" }).to_string();
-    let headers = [("Content-Type", "application/json"), ("X-LibreChat-Code-Request-ID", "r1")];
+    let id = "a-request-of-a-client";
+    let headers = [("Content-Type", "application/json"), ("X-LibreChat-Code-Request-ID", id)];
     let mut waiting = chat.server.send("POST", "/v1/exec", &headers, body.as_bytes());
     eventually("it runs", || !tare.footprint().records.is_empty());
-    let cancel = |name: &str| {
-        let request = json!({ "request_id": name });
-        chat.server.post("/v1/exec/cancel", &request).was(200).json()["cancelled"].clone()
+    let cancel = |id: &str| {
+        let answer = chat.server.post("/v1/exec/cancel", &json!({ "request_id": id }));
+        (answer.status, answer.json()["status"].clone())
     };
-    assert_eq!(cancel("r2"), false);
-    assert_eq!(cancel("r1"), true);
+    assert_eq!(cancel(id), (202, json!("cancellation_requested")));
     let mut bytes = Vec::new();
     waiting.read_to_end(&mut bytes).expect("an answer");
     let answer = Answer::parse(&bytes);
@@ -268,34 +270,137 @@ fn a_named_request_can_be_cancelled_by_its_sender_only() {
         let left = tare.footprint();
         left.records.is_empty() && left.processes.len() == 1
     });
-    assert_eq!(cancel("r1"), false);
+    let other = [
+        ("Content-Type", "application/json"),
+        ("X-LibreChat-Code-Request-ID", "another_request_id"),
+    ];
+    let quick = json!({ "lang": "bash", "code": "true" }).to_string();
+    chat.server.ask("POST", "/v1/exec", &other, quick.as_bytes()).was(200);
+    assert_eq!(cancel("another_request_id"), (200, json!("already_completed")));
+    for wrong in ["short", "sixteen characters"] {
+        assert_eq!(cancel(wrong).0, 400, "{wrong}");
+    }
+    chat.server.post("/v1/exec/cancel", &json!({})).was(400);
     chat.stop(&tare);
 }
 
 #[test]
-fn outputs_beyond_the_limit_are_listed_and_the_others_returned() {
+fn outputs_beyond_a_limit_are_listed_with_the_reason_and_the_others_returned() {
     let tare = tare!();
-    let chat = Chat::configured(&tare, "", "[librechat.boxes]\noutput_files = 2\n");
-    let answer = chat.exec(json!({ "lang": "bash", "code": "touch a b c d" }));
-    assert_eq!(answer["files"].as_array().map(Vec::len), Some(2), "{answer}");
+    let files = "file_bytes = '1k'";
+    let chat = Chat::configured(&tare, files, "[librechat.boxes]\noutput_files = 2\n");
+    let code = "import os
+open('large', 'wb').write(bytes(2000))
+deep = '/'.join('123456789') + '/10'
+os.makedirs(deep); open(deep + '/file', 'w')
+for name in [b'caf\\xe9.txt', b'.hid\\xe9', b'kept.txt']: open(name, 'w')";
+    let answer = chat.python(code);
+    assert_eq!(answer["files"].as_array().map(Vec::len), Some(1), "{answer}");
+    file(&answer, "kept.txt");
     let told = &answer["artifact_truncation"];
-    assert_eq!((&told["reasons"], &told["skipped_count"]), (&json!(["too_many_files"]), &json!(2)));
+    let reasons = json!({ "depth": 1, "size": 1, "path": 1 });
+    assert_eq!((&told["code"], &told["reasons"]), (&json!("artifact_truncated"), &reasons));
+    assert_eq!(told["skipped_count"], 3, "{told}");
+    let skipped = told["skipped"].as_array().expect("names");
+    assert!(skipped.contains(&json!("caf\u{fffd}.txt")), "{told}");
+    assert_eq!(answer["artifact_delivery"], Value::Null, "{answer}");
+    let many = chat.python("for n in range(40): open(str(n), 'w')");
+    let told = &many["artifact_truncation"];
+    assert_eq!(told["skipped"].as_array().map(Vec::len), Some(20));
+    assert_eq!(
+        (&told["reasons"], &told["skipped_count"]),
+        (&json!({ "max_files": 38 }), &json!(38))
+    );
     chat.stop(&tare);
 }
 
+/// The client tells the model how many files are lost.
 #[test]
-fn an_output_whose_name_is_not_utf_8_is_listed_as_skipped() {
+fn outputs_that_the_store_has_no_room_for_are_reported_as_not_delivered() {
+    let tare = tare!();
+    let chat = Chat::configured(&tare, "owner_bytes = '10'", "");
+    let answer =
+        chat.exec(json!({ "lang": "bash", "code": "echo 1 > a; seq 100 > b; seq 100 > c" }));
+    let expected = json!({
+        "code": "artifact_delivery_failed", "status": "partial",
+        "attempted": 3, "delivered": 1, "failed": 2,
+    });
+    assert_eq!(answer["artifact_delivery"], expected, "{answer}");
+    assert_eq!(answer["artifact_truncation"], Value::Null);
+    let answer = chat.exec(json!({ "lang": "bash", "code": "seq 100 > b" }));
+    assert_eq!(answer["artifact_delivery"]["status"], "failed", "{answer}");
+    chat.stop(&tare);
+}
+
+/// A conversation sends all files that it has so far.
+#[test]
+fn inputs_are_limited_by_their_size_and_not_by_their_number() {
+    let tare = tare!();
+    let chat =
+        Chat::configured(&tare, "request_files = 2\n", "[librechat.boxes]\nscratch = '4m'\n");
+    let one = chat.given("a", b"x");
+    let many: Vec<Value> = (0..300)
+        .map(|number| {
+            let mut file = one.clone();
+            file["name"] = json!(format!("{number}.txt"));
+            file
+        })
+        .collect();
+    let count = json!({ "lang": "bash", "code": "ls | wc -l", "files": many });
+    let answer = chat.exec(count);
+    assert_eq!(answer["stdout"], "300\n");
+    let large = chat.given("large", &vec![0; 3 << 20]);
+    let mut twice = large.clone();
+    twice["name"] = json!("again");
+    let request = json!({ "lang": "bash", "code": "true", "files": [large, twice] });
+    let refused = chat.server.post("/v1/exec", &request).was(413).json();
+    assert_eq!(refused["code"], "inputs_too_large", "{refused}");
+    chat.stop(&tare);
+}
+
+/// Code of a user who picked an attached machine must not run here.
+#[test]
+fn code_for_an_attached_machine_is_refused_before_it_runs() {
     let tare = tare!();
     let chat = Chat::start(&tare);
-    let code = "for name in [b'caf\\xe9.txt', b'.hid\\xe9', b'kept.txt']: open(name, 'w')";
-    let answer = chat.python(code);
-    assert_eq!(answer["files"].as_array().map(Vec::len), Some(1));
-    file(&answer, "kept.txt");
-    let expected = json!({
-        "code": "artifact_truncated", "reasons": ["invalid_name"],
-        "skipped": ["caf\u{fffd}.txt"], "skipped_count": 1,
-    });
-    assert_eq!(answer["artifact_truncation"], expected);
+    let exec = json!({ "lang": "bash", "code": "touch ran.txt" });
+    let tools = json!({ "lang": "bash", "code": "touch ran.txt", "tools": [] });
+    let json_type = ("Content-Type", "application/json");
+    let worker = ("X-LibreChat-Code-Worker-ID", "w1");
+    let workspace = ("X-LibreChat-Code-Workspace-ID", "s1");
+    for (path, body) in [("/v1/exec", &exec), ("/v1/exec/programmatic", &tools)] {
+        for header in [worker, workspace] {
+            let body = body.to_string();
+            let answer = chat.server.ask("POST", path, &[json_type, header], body.as_bytes());
+            assert_eq!(answer.was(409).json()["error"], "bridge_worker_mismatch", "{path}");
+        }
+        let mut instance = body.clone();
+        instance["workspace_instance_id"] = json!("0".repeat(64));
+        let refused = chat.server.post(path, &instance).was(409).json();
+        assert_eq!(refused["error"], "bridge_worker_mismatch", "{path}");
+    }
+    assert_eq!(chat.stored(), 0, "nothing ran");
+    for path in ["bridge/pairings", "bridge/workers/w/status", "workspace-tools/execute"] {
+        let missing = chat.server.post(&format!("/v1/{path}"), &json!({})).was(404).json();
+        assert!(missing["error"].is_string(), "{missing}");
+    }
+    chat.stop(&tare);
+}
+
+#[test]
+fn languages_have_the_names_that_clients_use_in_any_case() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    for name in ["PY", "Python", "bash", "SH"] {
+        let code = if name.to_lowercase().starts_with('p') { "print(1)" } else { "echo 1" };
+        assert_eq!(chat.exec(json!({ "lang": name, "code": code }))["stdout"], "1\n", "{name}");
+    }
+    if tare_harness::skip::has_program("node") {
+        for name in ["js", "JavaScript", "bun", "bun-js", "nodejs", "node-js", "node-javascript"] {
+            let request = json!({ "lang": name, "code": "console.log(1)" });
+            assert_eq!(chat.exec(request)["stdout"], "1\n", "{name}");
+        }
+    }
     chat.stop(&tare);
 }
 

@@ -391,6 +391,55 @@ fn a_user_reaches_neither_files_nor_sessions_of_another() {
     fs::remove_dir_all(tare.state_root().join("files")).expect("it is there");
 }
 
+#[test]
+fn a_user_cannot_cancel_a_request_of_another() {
+    let tare = tare!();
+    let ed = Signer::ed25519("ed", 1);
+    let files = Files::new(&[&ed], "");
+    let server = files.start(&tare);
+    let [ann, ben] = ["ann", "ben"].map(|user| format!("Bearer {}", ed.token(user)));
+    let json_type = ("Content-Type", "application/json");
+    let id = "0123456789abcdef";
+    let slow = json!({ "lang": "bash", "code": "sleep 1000" }).to_string();
+    let request_id = ("X-LibreChat-Code-Request-ID", id);
+    let headers = [json_type, request_id, ("Authorization", &ann)];
+    let running = server.send("POST", "/v1/exec", &headers, slow.as_bytes());
+    eventually("it runs", || !tare.footprint().records.is_empty());
+    let cancel = |token: &str| {
+        let body = json!({ "request_id": id }).to_string();
+        let headers = [json_type, ("Authorization", token)];
+        server.ask("POST", "/v1/exec/programmatic/cancel", &headers, body.as_bytes())
+    };
+    cancel(&ben).was(403);
+    assert!(!tare.footprint().records.is_empty(), "it still runs");
+    cancel(&ann).was(202);
+    eventually("it has ended", || tare.footprint().records.is_empty());
+    drop(running);
+    server.stop().ok();
+}
+
+/// The token names the machine even if a proxy drops the header.
+#[test]
+fn a_token_for_an_attached_machine_runs_no_code() {
+    let tare = tare!();
+    let ed = Signer::ed25519("ed", 1);
+    let files = Files::new(&[&ed], "");
+    let server = files.start(&tare);
+    let with_claim = |claim: Value| {
+        let mut claims = Signer::claims("ann");
+        claims["code_worker_id"] = claim;
+        let token = format!("Bearer {}", ed.sign(&claims));
+        let request = json!({ "lang": "bash", "code": "true" });
+        exec(&server, &[("Authorization", &token)], &request)
+    };
+    let refused = with_claim(json!("w1")).was(409).json();
+    assert_eq!(refused["error"], "bridge_worker_mismatch", "{refused}");
+    with_claim(Value::Null).was(200);
+    let unknown = server.post("/v1/bridge/pairings", &json!({})).was(404).json();
+    assert!(unknown["error"].is_string(), "{unknown}");
+    server.stop().ok();
+}
+
 /// LibreChat's tool search sends no credential.
 #[test]
 fn anonymous_code_runs_only_if_enabled_and_sees_no_files() {

@@ -9,8 +9,16 @@ const PATH: &str = "/v1/exec/programmatic";
 
 /// Drives it as a client does; what it ended with, and what was asked for in each round.
 fn driven(chat: &Chat, start: Value, reply: impl Fn(&Value) -> Value) -> (Value, Vec<usize>) {
+    continued(chat, chat.server.post(PATH, &start).was(200).json(), reply)
+}
+
+/// Drives an execution whose first answer is this.
+fn continued(
+    chat: &Chat,
+    mut answer: Value,
+    reply: impl Fn(&Value) -> Value,
+) -> (Value, Vec<usize>) {
     let mut rounds = Vec::new();
-    let mut answer = chat.server.post(PATH, &start).was(200).json();
     while answer["status"] == "tool_call_required" {
         let calls = answer["tool_calls"].as_array().expect("calls");
         rounds.push(calls.len());
@@ -98,21 +106,98 @@ get_weather '{"city":"nowhere"}' || echo failed
 }
 
 #[test]
-fn executions_without_calls_and_failed_executions_complete() {
+fn code_without_calls_completes_and_a_failed_program_is_an_error() {
     let tare = tare!();
     let chat = Chat::start(&tare);
     let (answer, rounds) = driven(&chat, start("python", "print(1)\nreturn"), reply);
     assert_eq!((&answer["stdout"], rounds.len()), (&json!("1\n"), 0), "{answer}");
-    let (answer, _rounds) =
-        driven(&chat, start("python", "x = await add(a=1, b=1)\nraise KeyError(x)"), reply);
+    let no_tools = json!({ "code": ": &\nwait \"$!\"\necho 1", "tools": [], "language": "bash", "lang": "js" });
+    let (answer, _rounds) = driven(&chat, no_tools, reply);
+    assert_eq!((&answer["status"], &answer["stdout"]), (&json!("completed"), &json!("1\n")));
+    let failed = |request: Value, error: &str| {
+        let (answer, _rounds) = driven(&chat, request, reply);
+        assert_eq!((&answer["status"], &answer["error"]), (&json!("error"), &json!(error)));
+        answer
+    };
+    let raises = start("python", "x = await add(a=1, b=1)\nraise KeyError(x)");
+    let answer = failed(raises, "Sandbox exited with code 1");
     let stderr = text(&answer["stderr"]);
     assert!(stderr.contains("line 2") && stderr.contains("KeyError: 2"), "{stderr}");
+    failed(start("bash", "exit 3"), "Sandbox exited with code 3");
+    let killed = failed(start("bash", "kill -SEGV $$"), "Sandbox exited with code unknown");
+    assert_eq!(killed["message"], "Ended by SIGSEGV", "{killed}");
     let slow = json!({ "code": "import time; time.sleep(1000)", "tools": [{ "name": "f" }], "timeout": 500 });
-    let (answer, _rounds) = driven(&chat, slow, reply);
+    failed(slow, "Time limit exceeded");
+    chat.server.post(PATH, &json!({ "code": "1", "tools": [], "timeout": 0 })).was(400);
+    chat.stop(&tare);
+}
+
+#[test]
+fn python_has_the_names_and_the_arguments_that_models_use() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let code =
+        "print(await add(1, 2), await add(1, a=3), await add(5, 5, None), os.getcwd(), sys.argv)
+x: Optional[List[Dict[str, Union[int, Any]]]] = json.loads('[]')
+try: await get_weather('nowhere')
+except ToolExecutionError as error: print(error)
+try: await add(1)
+except TypeError as error: print(error)";
+    // The order of the properties counts, and this JSON library would sort them.
+    let text = json!({
+        "lang": "python", "code": code,
+        "tools": [
+            { "name": "add", "parameters": "P" },
+            { "name": "get-weather", "parameters": { "properties": { "city": {} } } },
+        ],
+    });
+    let ordered = r#"{"properties":{"note":{},"b":{},"a":{}},"required":["b","a"]}"#;
+    let body = text.to_string().replace("\"P\"", ordered);
+    let json_type = [("Content-Type", "application/json")];
+    let first = chat.server.ask("POST", PATH, &json_type, body.as_bytes()).was(200).json();
+    assert_eq!(first["tool_calls"][0]["input"], json!({ "b": 1, "a": 2 }), "{first}");
+    let (answer, _rounds) = continued(&chat, first, reply);
+    let stdout = "3 4 10 /mnt/data ['main.py']\nno such city\nadd() needs the argument 'a'\n";
+    assert_eq!(answer["stdout"], stdout, "{answer}");
+    chat.stop(&tare);
+}
+
+#[test]
+fn code_that_calls_tools_reports_its_files_as_other_code_does() {
+    let tare = tare!();
+    let chat =
+        Chat::configured(&tare, "owner_bytes = '100'", "[librechat.boxes]\noutput_files = 3\n");
+    let given = chat.given("gone.txt", b"x");
+    let code = "rm gone.txt; mkdir -p 1/2/3/4/5/6/7/8/9/10; touch a b; touch 1/2/3/4/5/6/7/8/9/10/deep; seq 100 > large";
+    let mut request = start("bash", code);
+    request["files"] = json!([given]);
+    request["user_id"] = json!("u1");
+    let (answer, _rounds) = driven(&chat, request, reply);
+    assert_eq!(answer["status"], "completed", "{answer}");
+    assert_eq!(answer["deleted_files"], json!(["gone.txt"]));
+    let delivery = &answer["artifact_delivery"];
     assert_eq!(
-        (&answer["status"], &answer["error"]),
-        (&json!("error"), &json!("Time limit exceeded"))
+        (&delivery["status"], &delivery["attempted"], &delivery["failed"]),
+        (&json!("partial"), &json!(3), &json!(1)),
+        "{answer}"
     );
+    assert_eq!(answer["artifact_truncation"]["reasons"], json!({ "depth": 1 }));
+    chat.stop(&tare);
+}
+
+#[test]
+fn a_cancel_before_its_request_prevents_it() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let id = "0123456789abcdef";
+    let cancel = chat.server.post(&format!("{PATH}/cancel"), &json!({ "request_id": id }));
+    assert_eq!(cancel.was(202).json()["status"], "cancellation_requested");
+    let headers = [("Content-Type", "application/json"), ("X-LibreChat-Code-Request-ID", id)];
+    let body = start("bash", "touch ran.txt").to_string();
+    let answer = chat.server.ask("POST", PATH, &headers, body.as_bytes()).was(200).json();
+    let error = "Programmatic execution request cancelled";
+    assert_eq!(answer, json!({ "status": "error", "error": error }));
+    assert_eq!(chat.stored(), 0, "nothing ran");
     chat.stop(&tare);
 }
 
@@ -141,7 +226,6 @@ fn an_execution_continues_once_and_only_with_the_requested_results() {
     let done = post(&go_on(json!([{ "call_id": call["id"], "result": 3 }]))).was(200).json();
     assert_eq!(done["stdout"], "3\n");
     post(&go_on(json!([{ "call_id": call["id"], "result": 3 }]))).was(404);
-    post(&json!({ "code": "1", "tools": [] })).was(400);
     post(&json!({ "code": "1", "tools": [{ "name": "f" }], "lang": "js" })).was(400);
     chat.stop(&tare);
 }
@@ -189,15 +273,19 @@ fn a_continuation_refused_under_load_succeeds_when_sent_again() {
 fn forged_tool_calls_have_no_effect() {
     let tare = tare!();
     let chat = Chat::start(&tare);
-    for forged in ["garbage", "{\"key\": \"k\", \"name\": \"rm\", \"input\": {}}"] {
-        let code = format!("open('/tmp/code/calls/0', 'w').write('{forged}')");
-        let answer = chat.server.post(PATH, &start("python", &code));
-        assert_eq!(answer.status, 400, "{answer:?}");
+    let failed = |code: &str| {
+        let answer = chat.server.post(PATH, &start("python", code)).was(200).json();
+        assert_eq!(answer["status"], "error", "{answer}");
+        (text(&answer["error"]).to_owned(), text(&answer["stderr"]).to_owned())
+    };
+    let forged = |text: &str| failed(&format!("open('/tmp/code/calls/0', 'w').write({text})"));
+    let unknown = forged("'{\"key\": \"k\", \"name\": \"rm\", \"input\": {}}'").0;
+    assert_eq!(unknown, "Sandbox requested an unregistered tool: rm");
+    let many = failed("for n in range(300): open(f'/tmp/code/calls/{n}', 'w').write('{}')");
+    for (error, stderr) in [forged("'garbage'"), forged("'x' * (2 << 20)"), many] {
+        assert_eq!(error, "Execution failed or timed out");
+        assert!(stderr.starts_with("\n[sandbox] the code "), "{stderr}");
     }
-    let huge = "open('/tmp/code/calls/0', 'w').write('x' * (2 << 20))";
-    assert_eq!(chat.server.post(PATH, &start("python", huge)).status, 400);
-    let many = "for n in range(200): open(f'/tmp/code/calls/{n}', 'w').write('{}')";
-    assert_eq!(chat.server.post(PATH, &start("python", many)).status, 400);
     let link = "import os; os.symlink('/etc/passwd', '/tmp/code/calls/0')";
     let answer = chat.server.post(PATH, &start("python", link)).was(200).json();
     assert_eq!(answer["status"], "completed");
@@ -214,7 +302,8 @@ fn the_server_needs_little_memory_for_large_forged_tool_calls() {
             format!("for n in range({count}): open(f'/tmp/code/calls/{{n}}', 'w').write({call})");
         chat.server.post(PATH, &start("python", &code))
     };
-    forge(100, r#"'{"key": "' + 'k' * 900_000 + '", "name": "add", "input": 1}'"#).was(400);
+    let large = forge(100, r#"'{"key": "' + 'k' * 900_000 + '", "name": "add", "input": 1}'"#);
+    assert_eq!(large.was(200).json()["status"], "error");
     // Taken apart it would have 128 MiB.
     let digits = r#"'{"key": "k", "name": "add", "input": [' + '0,' * 500_000 + '0]}'"#;
     forge(8, digits).was(200);
@@ -233,7 +322,7 @@ for n in range(7):
     key = ''.join(random.choices('ab', k=900_000))
     open(f'/tmp/code/calls/{n}', 'w').write(json.dumps({'key': key, 'name': 'add', 'input': 1}))";
     let mut answer = chat.server.post(PATH, &start("python", code)).was(200).json();
-    for expected in [200, 413] {
+    for expected in [200, 200, 200, 200, 200, 413] {
         let calls = answer["tool_calls"].as_array().expect("calls");
         let result = |call: &Value| json!({ "call_id": call["id"], "result": 1 });
         let next = json!({

@@ -1,6 +1,8 @@
 //! The response to an execution. It is 200 even if the program failed: the reason is on stderr, which
 //! is all that some clients show.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use tare_engine::Cause;
 use tare_engine::spec::name;
@@ -8,7 +10,7 @@ use tare_engine::spec::name;
 use crate::http::text::Encoding;
 use crate::librechat::run::box_spec::DATA;
 use crate::librechat::run::inputs::Input;
-use crate::librechat::run::outputs::{Collected, OutputFile, Skipped};
+use crate::librechat::run::outputs::{Collected, OutputFile, SkipReason, Skipped};
 use crate::store::id::Id;
 use crate::work::outcome::RunOutput;
 
@@ -17,7 +19,8 @@ pub struct Answer {
     pub session_id: Id,
     pub stdout: String,
     pub stderr: String,
-    pub files: Vec<FileShown>,
+    #[serde(flatten)]
+    pub files: FilesAnswer,
     /// `null` if a signal ended the program.
     pub code: Option<u8>,
     pub signal: Option<String>,
@@ -26,14 +29,21 @@ pub struct Answer {
     pub status: Option<&'static str>,
     /// In milliseconds.
     pub wall_time: u64,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub deleted_files: Vec<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub artifact_delivery: Option<Delivery>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub artifact_truncation: Option<Truncation>,
     #[serde(skip_serializing_if = "Option::is_none", flatten)]
     pub runtime: Option<Runtime>,
+}
+
+/// The files after an execution, and those that are missing. Clients ignore a field that has not
+/// exactly the shape that they expect.
+#[derive(Debug, Serialize)]
+pub struct FilesAnswer {
+    files: Vec<FileShown>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    deleted_files: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    artifact_delivery: Option<Delivery>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    artifact_truncation: Option<Truncation>,
 }
 
 /// The session of the execution.
@@ -82,7 +92,8 @@ pub struct Delivery {
 #[derive(Debug, Serialize)]
 pub struct Truncation {
     code: &'static str,
-    reasons: Vec<&'static str>,
+    /// How many files were skipped for each reason.
+    reasons: BTreeMap<SkipReason, usize>,
     skipped: Vec<String>,
     skipped_count: usize,
 }
@@ -101,7 +112,7 @@ impl Answer {
         let verdict = Verdict::of(&output);
         let mut stderr = Encoding::Utf8.whole(output.stderr.bytes);
         if let Some(message) = &verdict.message {
-            stderr.push_str(&format!("\n[sandbox] {message}\n"));
+            add_reason(&mut stderr, message);
         }
         Self {
             session_id,
@@ -112,27 +123,51 @@ impl Answer {
             message: verdict.message,
             status: verdict.status,
             wall_time: u64::try_from(output.duration.as_millis()).unwrap_or(u64::MAX),
+            files: FilesAnswer::of(collected),
+            runtime: None,
+        }
+    }
+
+    /// Why the program failed, in the fixed texts that clients show to the model. `None` if it
+    /// succeeded.
+    pub fn failure(&self) -> Option<String> {
+        match (self.status, &self.message, self.code) {
+            (Some(_), Some(message), _) => Some(message.clone()),
+            (_, _, Some(0)) => None,
+            (_, _, Some(code)) => Some(format!("Sandbox exited with code {code}")),
+            (_, _, None) => Some("Sandbox exited with code unknown".to_owned()),
+        }
+    }
+}
+
+/// Adds a line for the user to what the program wrote.
+pub fn add_reason(stderr: &mut String, reason: &str) {
+    stderr.push_str(&format!("\n[sandbox] {reason}\n"));
+}
+
+impl FilesAnswer {
+    fn of(collected: Collected) -> Self {
+        Self {
             artifact_delivery: delivery(&collected),
-            artifact_truncation: truncation(&collected),
+            artifact_truncation: truncation(collected.skipped),
             deleted_files: collected.deleted,
             files: collected.left.into_iter().map(FileShown::of).collect(),
-            runtime: None,
         }
     }
 }
 
 impl Verdict {
     fn of<T>(output: &RunOutput<T>) -> Self {
-        let killed = |status, message: &str| Self {
+        let killed = |status| Self {
             code: None,
             signal: Some("SIGKILL".to_owned()),
             status: Some(status),
-            message: Some(message.to_owned()),
+            message: reason(output.end.cause, None),
         };
         if output.end.cause == Cause::Timeout {
-            killed("TO", "Time limit exceeded")
+            killed("TO")
         } else if output.end.cause == Cause::OutputLimit {
-            killed("OL", "stdout length exceeded")
+            killed("OL")
         } else {
             Self::of_exit(output)
         }
@@ -141,18 +176,33 @@ impl Verdict {
     fn of_exit<T>(output: &RunOutput<T>) -> Self {
         let signal = output.end.signal().map(name::signal_name);
         let code = if signal.is_none() { Some(output.end.code()) } else { None };
-        let is_for_memory = output.end.cause == Cause::Memory;
         let truncated = || {
             let bytes = output.stderr.bytes.len();
             output.stderr.truncated.then(|| format!("stderr truncated at {bytes} bytes"))
         };
         Self {
+            status: (output.end.cause == Cause::Memory).then_some("SG"),
+            message: reason(output.end.cause, signal.as_deref()).or_else(truncated),
             code,
             signal,
-            status: is_for_memory.then_some("SG"),
-            message: if is_for_memory { Some("Out of memory".to_owned()) } else { truncated() },
         }
     }
+}
+
+/// Why a program ended that did not exit by itself.
+fn reason(cause: Cause, signal: Option<&str>) -> Option<String> {
+    let reason = match cause {
+        Cause::Exited => return None,
+        Cause::Memory => "Out of memory".to_owned(),
+        Cause::Timeout => "Time limit exceeded".to_owned(),
+        Cause::OutputLimit => "stdout length exceeded".to_owned(),
+        Cause::Signalled => format!("Ended by {}", signal.unwrap_or("a signal")),
+        Cause::Lease => "The session has expired".to_owned(),
+        Cause::Stopped | Cause::Killed => "The operator has ended the sandbox".to_owned(),
+        Cause::ServerStopping | Cause::ClientGone => "The execution was interrupted".to_owned(),
+        Cause::KeeperLost | Cause::StartFailed => "The sandbox has ended unexpectedly".to_owned(),
+    };
+    Some(reason)
 }
 
 impl FileShown {
@@ -193,16 +243,13 @@ fn delivery(collected: &Collected) -> Option<Delivery> {
     })
 }
 
-fn truncation(collected: &Collected) -> Option<Truncation> {
-    let Skipped { names, reasons, count } = &collected.skipped;
-    if *count == 0 {
-        return None;
-    }
-    Some(Truncation {
+fn truncation(skipped: Skipped) -> Option<Truncation> {
+    let skipped_count = skipped.reasons.values().sum();
+    (skipped_count > 0).then_some(Truncation {
         code: "artifact_truncated",
-        reasons: reasons.iter().copied().collect(),
-        skipped: names.clone(),
-        skipped_count: *count,
+        reasons: skipped.reasons,
+        skipped: skipped.names,
+        skipped_count,
     })
 }
 
@@ -240,10 +287,22 @@ mod tests {
         assert_eq!(told(ended(0).with_oom(true)), "0 null null null");
         assert_eq!(told(ended(3 << 8).with_oom(true)), "3 null SG Out of memory");
         assert_eq!(told(ended(9).with_oom(true)), "null SIGKILL SG Out of memory");
-        assert_eq!(told(ended(11)), "null SIGSEGV null null");
+        assert_eq!(told(ended(11)), "null SIGSEGV null Ended by SIGSEGV");
         assert_eq!(told(End::killed(Cause::Timeout)), "null SIGKILL TO Time limit exceeded");
         let flooded = "null SIGKILL OL stdout length exceeded";
         assert_eq!(told(End::killed(Cause::OutputLimit)), flooded);
+    }
+
+    #[test]
+    fn a_failure_of_code_that_calls_tools_is_one_of_the_fixed_texts() {
+        let failure = |end| answer(end).failure();
+        assert_eq!(failure(End::of_command(0)), None);
+        let failed = |text: &str| Some(text.to_owned());
+        assert_eq!(failure(End::of_command(3 << 8)), failed("Sandbox exited with code 3"));
+        assert_eq!(failure(End::of_command(11)), failed("Sandbox exited with code unknown"));
+        assert_eq!(failure(End::killed(Cause::Timeout)), failed("Time limit exceeded"));
+        let memory = End::of_command(9).with_oom(true);
+        assert_eq!(failure(memory), failed("Out of memory"));
     }
 
     #[test]

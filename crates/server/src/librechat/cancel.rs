@@ -1,13 +1,22 @@
-//! `POST /v1/exec/cancel` ends the execution of a request id.
+//! `POST /v1/exec/programmatic/cancel` ends the request of an id.
 //!
 //! Later clients name each request (`X-LibreChat-Code-Request-ID`) and cancel it when they no
 //! longer need the answer. This also works behind a proxy that keeps its connection open.
+//!
+//! ```text
+//! (unknown) ─ request ─▶ Runs ─ end ─▶ Ended ─▶ forgotten
+//!     └────── cancel ──▶ Cancelled ──────────────┘
+//! ```
+//!
+//! A cancel may arrive before its request, which is then refused. Ids of different users have
+//! nothing to do with each other.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use axum::extract::{Extension, State};
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
@@ -15,84 +24,150 @@ use tokio::sync::oneshot;
 use crate::error::ServiceError;
 use crate::http::extract::Json;
 use crate::librechat::state::LibreChat;
-use crate::store::id::Id;
 use crate::store::owner::Principal;
 
 const REQUEST_ID: &str = "x-librechat-code-request-id";
-const REQUEST_ID_BYTES_MAX: usize = 128;
+/// How long the server remembers an id that was cancelled or has ended.
+const REMEMBERED_FOR: Duration = Duration::from_secs(60);
+/// How many such ids it remembers of one user, and in total.
+const OF_USER_MAX: usize = 64;
+const REMEMBERED_MAX: usize = 4096;
+/// The code of a request that was cancelled.
+pub const CANCELLED: &str = "execution_cancelled";
 
-/// Requests that can be cancelled, at most as many as are served at the same time.
+/// Requests with an id.
 #[derive(Debug, Default)]
-pub struct Cancellable(Mutex<HashMap<Named, Cancel>>);
+pub struct Cancellable(Mutex<HashMap<RequestName, RequestState>>);
 
-/// How to cancel a request.
+/// The client of a request, and its id.
+type RequestName = (Principal, String);
+
 #[derive(Debug)]
-struct Cancel {
-    /// Identifies the request, because another request may have its name when it ends.
-    of: Id,
-    tell: oneshot::Sender<()>,
+enum RequestState {
+    Runs(oneshot::Sender<()>),
+    Cancelled(Instant),
+    Ended(Instant),
 }
 
-/// The client and the name of a request.
-type Named = (Principal, String);
-
-/// Guard for one request in flight; dropping it removes the request.
-struct Served<'a> {
-    all: &'a Cancellable,
-    named: Named,
-    id: Id,
-}
-
-impl Cancellable {
-    fn all(&self) -> MutexGuard<'_, HashMap<Named, Cancel>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Served<'_> {
-    fn drop(&mut self) {
-        let mut all = self.all.all();
-        if all.get(&self.named).is_some_and(|one| one.of == self.id) {
-            all.remove(&self.named);
+impl RequestState {
+    /// When the request was cancelled or ended.
+    fn since(&self) -> Option<Instant> {
+        match self {
+            Self::Runs(_) => None,
+            Self::Cancelled(since) | Self::Ended(since) => Some(*since),
         }
     }
 }
 
-/// Serves a request unless it is cancelled. A request without a name, or a second one with the same
-/// name, cannot be cancelled.
+/// Whether a request begins.
+enum Begin<'a> {
+    /// The request runs. It can be cancelled until the guard is dropped.
+    Runs(Running<'a>, oneshot::Receiver<()>),
+    /// A cancel came before the request.
+    Cancelled,
+    /// Another request with this id runs. This one cannot be cancelled.
+    Twin,
+}
+
+/// Guard for one request in flight.
+struct Running<'a> {
+    all: &'a Cancellable,
+    name: RequestName,
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        let mut all = self.all.lock();
+        if let Some(state @ RequestState::Runs(_)) = all.get_mut(&self.name) {
+            *state = RequestState::Ended(Instant::now());
+        }
+    }
+}
+
+impl Cancellable {
+    fn lock(&self) -> MutexGuard<'_, HashMap<RequestName, RequestState>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin(&self, name: RequestName) -> Begin<'_> {
+        let mut all = self.lock();
+        make_room(&mut all, &name.0);
+        match all.get(&name) {
+            Some(RequestState::Runs(_)) => return Begin::Twin,
+            Some(RequestState::Cancelled(_)) => return Begin::Cancelled,
+            Some(RequestState::Ended(_)) | None => {}
+        }
+        let (cancel, cancelled) = oneshot::channel();
+        all.insert(name.clone(), RequestState::Runs(cancel));
+        Begin::Runs(Running { all: self, name }, cancelled)
+    }
+
+    fn cancel(&self, name: RequestName) -> Result<(StatusCode, &'static str), ServiceError> {
+        let mut all = self.lock();
+        make_room(&mut all, &name.0);
+        let is_foreign = |(user, id): &RequestName| *id == name.1 && *user != name.0;
+        if !all.contains_key(&name) && all.keys().any(is_foreign) {
+            let message = "this request belongs to another user";
+            return Err(ServiceError::forbidden("forbidden", message));
+        }
+        if let Some(RequestState::Ended(_)) = all.get(&name) {
+            return Ok((StatusCode::OK, "already_completed"));
+        }
+        let before = all.insert(name, RequestState::Cancelled(Instant::now()));
+        if let Some(RequestState::Runs(cancel)) = before {
+            // A request that ends at this moment needs no cancel.
+            cancel.send(()).ok();
+        }
+        Ok((StatusCode::ACCEPTED, "cancellation_requested"))
+    }
+}
+
+/// Forgets old ids. Beyond the limits, it forgets the oldest id of the user, or of all.
+fn make_room(all: &mut HashMap<RequestName, RequestState>, user: &Principal) {
+    all.retain(|_, state| state.since().is_none_or(|since| since.elapsed() < REMEMBERED_FOR));
+    let remembered = || all.iter().filter_map(|(name, state)| Some((state.since()?, name)));
+    let of_user = || remembered().filter(|(_, name)| name.0 == *user);
+    let oldest = if of_user().count() >= OF_USER_MAX {
+        of_user().min_by_key(|(since, _)| *since)
+    } else if remembered().count() >= REMEMBERED_MAX {
+        remembered().min_by_key(|(since, _)| *since)
+    } else {
+        None
+    };
+    if let Some((_, name)) = oldest {
+        let name = name.clone();
+        all.remove(&name);
+    }
+}
+
+/// Serves a request unless it is cancelled. A request without a valid id cannot be cancelled.
 pub async fn unless_cancelled<T>(
     app: &LibreChat,
     principal: &Principal,
     headers: &HeaderMap,
     served: impl Future<Output = Result<T, ServiceError>>,
 ) -> Result<T, ServiceError> {
-    let name = headers.get(REQUEST_ID).and_then(|name| name.to_str().ok());
-    let Some(name) = name.filter(|name| name.len() <= REQUEST_ID_BYTES_MAX) else {
+    let id = headers.get(REQUEST_ID).and_then(|id| id.to_str().ok());
+    let Some(id) = id.filter(|id| is_id(id)) else {
         return served.await;
     };
-    let named = (principal.clone(), name.to_owned());
-    let (tell, cancelled) = oneshot::channel();
-    let id = Id::random();
-    let all = &app.cancellable;
-    let is_new = {
-        let mut all = all.all();
-        let is_new = !all.contains_key(&named);
-        if is_new {
-            let of = id.clone();
-            all.insert(named.clone(), Cancel { of, tell });
-        }
-        is_new
-    };
-    if !is_new {
-        return served.await;
+    match app.cancellable.begin((principal.clone(), id.to_owned())) {
+        Begin::Twin => served.await,
+        Begin::Cancelled => Err(cancelled_error()),
+        Begin::Runs(_running, cancelled) => tokio::select! {
+            answer = served => answer,
+            Ok(()) = cancelled => Err(cancelled_error()),
+        },
     }
-    let _served = Served { all, named, id };
-    tokio::select! {
-        answer = served => answer,
-        Ok(()) = cancelled => Err(ServiceError::conflict("execution_cancelled",
-            "Execution cancelled",
-        )),
-    }
+}
+
+fn cancelled_error() -> ServiceError {
+    ServiceError::conflict(CANCELLED, "Execution cancelled")
+}
+
+fn is_id(text: &str) -> bool {
+    let is_known = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
+    (16..=128).contains(&text.len()) && text.bytes().all(is_known)
 }
 
 #[derive(Debug, Deserialize)]
@@ -100,14 +175,60 @@ pub struct CancelRequest {
     request_id: String,
 }
 
-/// Cancels a request. A request that has ended already is not an error.
 pub async fn cancel(
     State(app): State<LibreChat>,
     Extension(principal): Extension<Principal>,
     Json(request): Json<CancelRequest>,
-) -> axum::Json<Value> {
-    let named = (principal, request.request_id);
-    let cancel = app.cancellable.all().remove(&named);
-    let cancelled = cancel.is_some_and(|cancel| cancel.tell.send(()).is_ok());
-    axum::Json(json!({ "cancelled": cancelled }))
+) -> Result<(StatusCode, axum::Json<Value>), ServiceError> {
+    if !is_id(&request.request_id) {
+        let message = "request_id: write 16 to 128 characters of A-Z a-z 0-9 _ -";
+        return Err(ServiceError::invalid("invalid_request_id", message));
+    }
+    let (code, status) = app.cancellable.cancel((principal, request.request_id))?;
+    Ok((code, axum::Json(json!({ "status": status }))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(user: &str, id: &str) -> RequestName {
+        (Principal { tenant: "t".to_owned(), user: Some(user.to_owned()) }, id.to_owned())
+    }
+
+    #[test]
+    fn a_request_is_cancelled_before_it_begins_and_while_it_runs_and_not_after_it_ended() {
+        let all = Cancellable::default();
+        let cancel = |id: &str| all.cancel(name("ann", id)).map(|(_, status)| status);
+        let Begin::Runs(running, mut cancelled) = all.begin(name("ann", "a")) else {
+            panic!("nothing cancelled it");
+        };
+        assert_eq!(cancel("a"), Ok("cancellation_requested"));
+        assert!(cancelled.try_recv().is_ok());
+        drop(running);
+        assert_eq!(cancel("b"), Ok("cancellation_requested"));
+        assert!(matches!(all.begin(name("ann", "b")), Begin::Cancelled));
+        drop(all.begin(name("ann", "c")));
+        assert_eq!(cancel("c"), Ok("already_completed"));
+        assert!(matches!(all.begin(name("ann", "c")), Begin::Runs(..)), "its next round");
+    }
+
+    #[test]
+    fn no_user_can_cancel_or_push_out_a_request_of_another_user() {
+        let all = Cancellable::default();
+        let Begin::Runs(_running, mut cancelled) = all.begin(name("ann", "a")) else {
+            panic!("nothing cancelled it");
+        };
+        let refused = all.cancel(name("eve", "a")).expect_err("it is not hers");
+        assert_eq!(refused.code, "forbidden");
+        assert!(cancelled.try_recv().is_err());
+        all.cancel(name("ben", "b")).expect("it is unknown");
+        for number in 0..2 * OF_USER_MAX {
+            all.cancel(name("eve", &number.to_string())).expect("it is unknown");
+        }
+        assert_eq!(all.lock().len(), OF_USER_MAX + 2);
+        assert!(matches!(all.begin(name("ben", "b")), Begin::Cancelled));
+        // A cancel by another user does not stop a request that comes later.
+        assert!(matches!(all.begin(name("ann", "1")), Begin::Runs(..)));
+    }
 }

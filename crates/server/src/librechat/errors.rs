@@ -12,7 +12,8 @@ use crate::error::{Kind, ServiceError};
 use crate::http::error::{self, ReportedError};
 
 /// Codes that clients know. `error` contains them instead of the message.
-const CODES: [&str; 9] = [
+const CODES: [&str; 10] = [
+    "bridge_worker_mismatch",
     "execution_cancelled",
     "runtime_session_busy",
     "execution_profile_mismatch",
@@ -39,15 +40,15 @@ pub async fn layer(request: Request, next: Next) -> Response {
     }
 }
 
-/// The response, with the error for the log. The headers stay.
-fn of(error: ServiceError, mut untold: Response) -> Response {
+/// The response, with the error for the log. It keeps the headers of the bare response.
+fn of(error: ServiceError, mut bare: Response) -> Response {
     let mut body = body(&error);
-    if let Some(Fields(fields)) = untold.extensions_mut().remove() {
+    if let Some(Fields(fields)) = bare.extensions_mut().remove() {
         for (name, value) in fields {
             body[name] = json!(value);
         }
     }
-    let headers = std::mem::take(untold.headers_mut());
+    let headers = std::mem::take(bare.headers_mut());
     let status = error::status(error.kind);
     let mut response = (status, headers, axum::Json(body)).into_response();
     error::insert_retry_after(&mut response, &error);

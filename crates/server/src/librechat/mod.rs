@@ -2,11 +2,13 @@
 //! own: every request becomes a call of the service layer or of the store.
 //!
 //! ```text
-//! errors (in LibreChat's form) ─▶ profile ─▶ auth ─▶ executions, files, sessions
+//! errors (in LibreChat's form) ─▶ profile ─▶ auth ─▶ attached ─▶ executions
+//!                                          │      └▶ files, cancel
 //!                                          └▶ health
 //! ```
 
 mod answer;
+mod attached;
 mod auth;
 mod cancel;
 mod errors;
@@ -17,7 +19,7 @@ mod run;
 mod state;
 mod tools;
 
-use axum::routing::{delete, get, post};
+use axum::routing::{any, delete, get, post};
 use axum::{Router, middleware};
 
 use crate::error::ServiceError;
@@ -31,6 +33,8 @@ pub fn router<S: Clone + Send + Sync + 'static>(app: &LibreChat) -> Router<S> {
         .merge(stored())
         .layer(middleware::from_fn_with_state(app.clone(), auth::layer))
         .route("/v1/health", get(health::health))
+        .route("/v1/bridge/{*rest}", any(attached::no_bridge))
+        .route("/v1/workspace-tools/{*rest}", any(attached::no_bridge))
         .method_not_allowed_fallback(async || ServiceError::wrong_method())
         .layer(middleware::from_fn_with_state(app.clone(), profile::layer))
         .layer(middleware::from_fn(errors::layer))
@@ -42,6 +46,7 @@ fn executed() -> Router<LibreChat> {
     Router::new()
         .route("/v1/exec", post(run::exec::exec))
         .route("/v1/exec/programmatic", post(tools::programmatic))
+        .route_layer(middleware::from_fn(attached::layer))
         .route("/v1/exec/cancel", post(cancel::cancel))
         .route("/v1/exec/programmatic/cancel", post(cancel::cancel))
 }

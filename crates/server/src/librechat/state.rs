@@ -1,5 +1,5 @@
-//! What LibreChat's routes share: the service, the store, and what this API remembers between
-//! requests.
+//! The state that LibreChat's routes share: the service, the store, and everything that this API
+//! remembers between requests.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::http::Http;
 use crate::librechat::auth::JwtKeys;
 use crate::librechat::cancel::Cancellable;
 use crate::librechat::run::queue::Queues;
-use crate::librechat::tools::Executions;
+use crate::librechat::tools::open::Executions;
 use crate::store::open::Files;
 use crate::work::Service;
 

@@ -25,6 +25,7 @@ use crate::error::{ServiceError, in_full};
 use crate::http::ServedAt;
 use crate::http::auth::{self, API_KEY};
 use crate::http::request_log;
+use crate::librechat::attached::NamesWorker;
 pub use crate::librechat::auth::keys::{JwtKeys, Keys, read as read_keys};
 use crate::librechat::auth::token::LEGACY;
 pub use crate::librechat::auth::token::Token;
@@ -36,8 +37,20 @@ use crate::workers::Workers;
 /// The only route that LibreChat calls without a credential, whatever its settings.
 const EXEC: &str = "/v1/exec";
 
-/// The user, and whose boxes the request makes.
-type Identified = (Principal, Caller);
+/// The sender of a request.
+struct Identified {
+    principal: Principal,
+    /// Whose boxes the request makes.
+    caller: Caller,
+    /// Whether the user's code is for an attached machine.
+    names_worker: bool,
+}
+
+impl Identified {
+    fn new(principal: Principal, caller: Caller) -> Self {
+        Self { principal, caller, names_worker: false }
+    }
+}
 
 /// The tenant of boxes for which no API key was sent, on a server with keys or tokens.
 const TENANT: &str = "librechat";
@@ -45,10 +58,13 @@ const TENANT: &str = "librechat";
 pub async fn layer(State(app): State<LibreChat>, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
     match identify(&app, &parts).await {
-        Ok((principal, caller)) => {
+        Ok(Identified { principal, caller, names_worker }) => {
             let mut request = Request::from_parts(parts, body);
             request.extensions_mut().insert(principal);
             request.extensions_mut().insert(request_log::of_request(caller));
+            if names_worker {
+                request.extensions_mut().insert(NamesWorker);
+            }
             next.run(request).await
         }
         Err(error) => error.into_response(),
@@ -124,7 +140,7 @@ impl Authenticator<'_> {
         }
         auth::check_host(headers, self.config, self.served)?;
         let principal = Principal { tenant: tenant.to_owned(), user: None };
-        Ok((principal, self.without_key()))
+        Ok(Identified::new(principal, self.without_key()))
     }
 
     fn without_key(&self) -> Caller {
@@ -146,7 +162,7 @@ impl Authenticator<'_> {
         let key = auth::key_for(&self.config.keys, given);
         let key = key.ok_or_else(|| unauthorized("Invalid API key"))?;
         let principal = Principal { tenant: key.name.to_string(), user: None };
-        Ok((principal, Caller::with_key(key)))
+        Ok(Identified::new(principal, Caller::with_key(key)))
     }
 
     async fn user(
@@ -162,8 +178,9 @@ impl Authenticator<'_> {
         let key = self.keys.find(token.kid(), &jwt.keys, self.workers).await;
         let key = key.map_err(|error| AuthError::KeysNotRead(in_full(&error)))?;
         let key = key.ok_or_else(|| invalid("its key is not known"))?;
-        let principal = token.principal(&key, jwt, self.now).map_err(invalid)?;
-        Ok((principal, self.without_key()))
+        let token::User { principal, names_worker } =
+            token.user(&key, jwt, self.now).map_err(invalid)?;
+        Ok(Identified { principal, caller: self.without_key(), names_worker })
     }
 }
 
@@ -251,7 +268,7 @@ mod tests {
                 workers: &Workers::start("test", 1).expect("threads"),
             };
             let identified = authenticator.identify(&parts).await.map_err(ServiceError::from);
-            let (principal, caller) =
+            let Identified { principal, caller, .. } =
                 identified.map_err(|error| (status(error.kind).as_u16(), error.message))?;
             let user = principal.user.unwrap_or_default();
             Ok(format!("{}/{user} {}", principal.tenant, caller.tenant.as_str()))

@@ -51,6 +51,15 @@ struct Claims {
     nbf: Option<u64>,
     exp: u64,
     tenant_id: Option<String>,
+    code_worker_id: Option<String>,
+}
+
+/// The user of a token.
+#[derive(Debug, PartialEq, Eq)]
+pub struct User {
+    pub principal: Principal,
+    /// Whether the user's code is for an attached machine.
+    pub names_worker: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -74,7 +83,7 @@ impl<'a> Token<'a> {
         let header: Header = json(header).ok_or("its header cannot be read")?;
         let signature = BASE64_URL_SAFE_NO_PAD.decode(signature);
         match header.crit {
-            Some(_) => Err("it asks for what is not known here"),
+            Some(_) => Err("it has a critical extension"),
             None => Ok(Self {
                 header,
                 signed,
@@ -89,12 +98,12 @@ impl<'a> Token<'a> {
     }
 
     /// Verifies the token and returns its user.
-    pub fn principal(
+    pub fn user(
         &self,
         key: &PublicKey,
         expected: &JwtConfig,
         now: Duration,
-    ) -> Result<Principal, Refusal> {
+    ) -> Result<User, Refusal> {
         if self.header.alg != key.algorithm().name() {
             return Err("it names another algorithm than its key has");
         }
@@ -104,7 +113,7 @@ impl<'a> Token<'a> {
         let claims: Claims = json(self.claims).ok_or("its claims cannot be read")?;
         claims.check_parties(expected)?;
         claims.check_times(expected, now.as_secs())?;
-        claims.principal()
+        claims.user()
     }
 }
 
@@ -144,7 +153,7 @@ impl Claims {
         }
     }
 
-    fn principal(self) -> Result<Principal, Refusal> {
+    fn user(self) -> Result<User, Refusal> {
         let tenant = self.tenant_id.unwrap_or_else(|| LEGACY.to_owned());
         if !is_name(&self.sub) {
             return Err("its user has no name that can be used");
@@ -152,7 +161,8 @@ impl Claims {
         if !is_name(&tenant) || tenant == ANONYMOUS {
             return Err("its tenant has no name that can be used");
         }
-        Ok(Principal { tenant, user: Some(self.sub) })
+        let names_worker = self.code_worker_id.is_some_and(|id| !id.is_empty());
+        Ok(User { principal: Principal { tenant, user: Some(self.sub) }, names_worker })
     }
 }
 
@@ -187,7 +197,7 @@ mod tests {
     fn judged_at(token: &str, time: i64) -> Result<Principal, Refusal> {
         let time = Duration::from_secs(time.try_into().expect("after 1970"));
         let token = Token::parse(token.as_bytes())?;
-        token.principal(&key(&ed()), &config(), time)
+        token.user(&key(&ed()), &config(), time).map(|user| user.principal)
     }
 
     fn judged_now(token: &str) -> Result<Principal, Refusal> {

@@ -19,7 +19,7 @@ use crate::librechat::state::LibreChat;
 
 /// The time for a whole form, however steadily it arrives. Clients give up after two minutes.
 const FORM_TIMEOUT: Duration = Duration::from_secs(600);
-/// What a form has beside the contents of its files.
+/// The size limit of a form without the contents of its files.
 const OTHER_BYTES_MAX: u64 = 1 << 20;
 const FIELD_BYTES_MAX: usize = 1 << 10;
 /// `multer` has no limit for the head of a part: it gets no more bytes than this without
@@ -33,7 +33,7 @@ pub struct MultipartForm {
     read_ahead: Arc<AtomicUsize>,
 }
 
-/// What the head of a part says.
+/// The head of a part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PartHead {
     pub name: String,

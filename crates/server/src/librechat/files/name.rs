@@ -3,7 +3,7 @@
 use crate::error::ServiceError;
 
 const CHARACTERS_MAX: usize = 256;
-const DEPTH_MAX: usize = 10;
+pub const DEPTH_MAX: usize = 10;
 /// The kernel's NAME_MAX (limits.h).
 const PART_BYTES_MAX: usize = 255;
 

@@ -1,5 +1,5 @@
-//! `GET /v1/sessions/{session}/objects/{file}`: what is known of a file. Its `DELETE` is
-//! that of [`crate::librechat::files::list`].
+//! `GET /v1/sessions/{session}/objects/{file}`: the record of a file. The `DELETE` of this
+//! route is in [`crate::librechat::files::list`].
 
 use axum::Json;
 use serde_json::{Value, json};

@@ -2,22 +2,22 @@
 
 use axum::extract::{Extension, State};
 use axum::http::HeaderMap;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
-use tare_engine::Error;
 
 use crate::admission::Caller;
 use crate::error::ServiceError;
 use crate::http::bounded::List;
 use crate::http::extract::Json;
 use crate::librechat::answer::Answer;
-use crate::librechat::cancel;
 use crate::librechat::run::box_spec::CodeRun;
 use crate::librechat::run::inputs::{self, FileRef, Inputs};
 use crate::librechat::run::outputs::{Collected, Outputs};
 use crate::librechat::run::session::{self, Hint};
 use crate::librechat::state::LibreChat;
-use crate::librechat::tools::calls::{self, Call};
-use crate::librechat::tools::request::ToolLanguage;
+use crate::librechat::tools::calls::{self, Call, Forged};
+use crate::librechat::tools::stubs::ToolLanguage;
+use crate::librechat::{attached, cancel};
 use crate::store::id::Id;
 use crate::store::owner::{Principal, Resource};
 use crate::work::output::{OutputSink, PastLimit};
@@ -35,8 +35,10 @@ pub struct ExecRequest {
     /// The user that the client names.
     pub user_id: Option<String>,
     /// In milliseconds; at most what the operator allows.
-    pub timeout: Option<u64>,
+    pub timeout: Option<f64>,
     pub runtime_session_hint: Option<String>,
+    /// A copy of a directory on an attached machine.
+    workspace_instance_id: Option<IgnoredAny>,
 }
 
 /// More arguments than the kernel takes (execve(2)).
@@ -78,6 +80,9 @@ async fn execute(
     caller: &Caller,
     request: ExecRequest,
 ) -> Result<Answer, ServiceError> {
+    if request.workspace_instance_id.is_some() {
+        return Err(attached::mismatch());
+    }
     let hint = Hint::parse(request.runtime_session_hint.as_deref().unwrap_or_default())?;
     // First: calls of a session run in the order in which they came.
     let queued = hint.map(|hint| {
@@ -128,7 +133,7 @@ impl LibreChatRun {
         app: &LibreChat,
         caller: &Caller,
         language: Option<ToolLanguage>,
-    ) -> Result<(Answer, Vec<Call>), ServiceError> {
+    ) -> Result<(Answer, Result<Vec<Call>, Forged>), ServiceError> {
         let session = self.outputs.session.clone();
         let files = self.inputs.values().map(|input| input.file(app));
         let output_bytes_max = app.config().limits.output_bytes.0;
@@ -139,7 +144,7 @@ impl LibreChatRun {
             ..RunRequest::new(self.work.spec, self.work.exec, output_bytes_max)
         };
         let mut output = app.service.run(caller, request, OutputSink::Keep).await?;
-        let nothing = || (Outputs::of_failed(&self.inputs), Vec::new());
+        let nothing = || (Outputs::of_failed(&self.inputs), Ok(Vec::new()));
         let (collected, calls) = output.collected.take().unwrap_or_else(nothing);
         Ok((Answer::new(output, session, collected), calls))
     }
@@ -149,14 +154,11 @@ fn collect(
     outputs: Outputs,
     inputs: Inputs,
     language: Option<ToolLanguage>,
-) -> Collect<(Collected, Vec<Call>)> {
+) -> Collect<(Collected, Result<Vec<Call>, Forged>)> {
     Box::new(move |files, end| {
-        let calls = match language {
-            Some(language) => calls::collect(files, language).map_err(Error::bad_request)?,
-            None => Vec::new(),
-        };
+        let calls = language.map_or(Ok(Vec::new()), |language| calls::collect(files, language));
         // Code with open calls runs again, and its files are collected then.
-        let is_done = end.is_success() && calls.is_empty();
+        let is_done = end.is_success() && calls.as_ref().is_ok_and(Vec::is_empty);
         let collected =
             if is_done { outputs.collect(files, &inputs) } else { Outputs::of_failed(&inputs) };
         Ok((collected, calls))

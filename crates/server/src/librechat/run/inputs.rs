@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use serde::{Deserialize, Serialize};
+use tare_engine::spec::quantity;
 
 use crate::error::ServiceError;
 use crate::librechat::files::claim::{ResourceClaim, ResourceFields};
@@ -61,19 +62,27 @@ pub async fn find(
     if references.is_empty() {
         return Ok(Inputs::new());
     }
-    let most = app.config().files.request_files;
-    if references.len() > most {
-        let message = format!("files: there may be {most} of them");
-        return Err(ServiceError::invalid("too_many_files", message));
-    }
     let (principal, user_id) = (principal.clone(), user_id.map(str::to_owned));
-    let opening = app.clone();
-    let find_all = move || {
-        let store = opening.files.open()?;
-        let find = |reference| find_one(&store, &principal, reference, user_id.as_deref());
-        references.into_iter().map(find).collect()
-    };
-    app.call(move |_| Ok(find_all())).await?
+    let find_all = app.files.call(&app.workers, move |store| {
+        let find = |reference| find_one(store, &principal, reference, user_id.as_deref());
+        references.into_iter().map(find).collect::<Result<Inputs, ServiceError>>()
+    });
+    let inputs = find_all.await?;
+    check_size(&inputs, app.config().librechat.boxes.scratch.0)?;
+    Ok(inputs)
+}
+
+/// A client sends all files of its conversation with every call. So their number has no limit of
+/// its own, and they only have to fit into the box.
+fn check_size(inputs: &Inputs, scratch_bytes: u64) -> Result<(), ServiceError> {
+    let bytes = inputs.values().map(|input| input.object.size).sum::<u64>();
+    if bytes <= scratch_bytes {
+        return Ok(());
+    }
+    let (bytes, most) = (quantity::show_bytes(bytes), quantity::show_bytes(scratch_bytes));
+    let message = format!("files: together they have {bytes}, and a box has room for {most}");
+    Err(ServiceError::too_large("inputs_too_large", message)
+        .with_hint("the operator's limit is [librechat.boxes] scratch"))
 }
 
 fn find_one(

@@ -4,9 +4,10 @@
 //! The archive comes from inside the box and is not trusted: names are checked, sizes are limited,
 //! and everything that is not a regular file is skipped.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use serde::Serialize;
 use tare_archive::{Entry, Kind, Reader};
 use tare_engine::spec::defaults::HOME;
 
@@ -36,7 +37,7 @@ pub struct Collected {
     /// Names of inputs that were deleted.
     pub deleted: Vec<String>,
     pub skipped: Skipped,
-    /// The number of files that could not be stored because of an error.
+    /// The number of files that could not be stored: the store or the disk is full, or failed.
     pub failed: usize,
 }
 
@@ -48,14 +49,28 @@ pub enum OutputFile {
     Kept(Input),
 }
 
-/// Files that are too many, too large or have an invalid name. The program chooses the names, which
-/// can be as long as directories are deep, so only a limited part is kept.
+/// Files that are not outputs because of a limit. The program chooses the names, which can be as
+/// long as directories are deep, so only a limited part is kept.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Skipped {
     /// The names of the first skipped files, shortened.
     pub names: Vec<String>,
-    pub reasons: BTreeSet<&'static str>,
-    pub count: usize,
+    /// The number of files for each reason.
+    pub reasons: BTreeMap<SkipReason, usize>,
+}
+
+/// Why a file is not an output, in the words of clients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SkipReason {
+    /// The execution has more outputs than `output_files`.
+    MaxFiles,
+    /// The file is in too many directories.
+    Depth,
+    /// The file is larger than `file_bytes`.
+    Size,
+    /// The name is too long or has characters that no output may have.
+    Path,
 }
 
 /// Directories whose files are never outputs.
@@ -106,9 +121,8 @@ impl Outputs {
             let Some((name, size)) = candidate(&entry) else {
                 continue;
             };
-            let is_text = std::str::from_utf8(&entry.name).is_ok();
-            if !is_text || name::check(&name, NameRule::Nested).is_err() {
-                collected.skip(&name, "invalid_name");
+            if let Some(reason) = refused(&entry, &name) {
+                collected.skip(&name, reason);
                 continue;
             }
             let input = inputs.get(&name);
@@ -119,7 +133,7 @@ impl Outputs {
             if let Some(input) = input.filter(is_as_it_came) {
                 collected.left.push(OutputFile::Inherited(input.clone()));
             } else if collected.kept() >= self.files_max {
-                collected.skip(&name, "too_many_files");
+                collected.skip(&name, SkipReason::MaxFiles);
             } else {
                 self.keep(archive, name.clone(), entry.mtime, input, collected)?;
             }
@@ -176,13 +190,11 @@ impl Outputs {
                 object,
                 mtime: inputs::mtime_if_usable(mtime),
             })),
-            Err(error) => match error.code {
-                "file_too_large" => collected.skip(&name, "file_too_large"),
-                "owner_full" | "session_full" | "store_full" => {
-                    collected.skip(&name, "quota_exceeded");
-                }
-                _ => collected.failed += 1,
-            },
+            Err(error) if error.code == "file_too_large" => {
+                collected.skip(&name, SkipReason::Size);
+            }
+            // The store is full, or the disk.
+            Err(_) => collected.failed += 1,
         }
         Ok(())
     }
@@ -205,14 +217,25 @@ impl Collected {
         self.left.iter().filter(|left| matches!(left, OutputFile::Kept(_))).count()
     }
 
-    fn skip(&mut self, name: &str, reason: &'static str) {
+    fn skip(&mut self, name: &str, reason: SkipReason) {
         let skipped = &mut self.skipped;
-        skipped.count += 1;
-        skipped.reasons.insert(reason);
+        *skipped.reasons.entry(reason).or_default() += 1;
         if skipped.names.len() < SKIPPED_NAMED_MAX {
             let shown = name.chars().take(SKIPPED_CHARACTERS_MAX).collect();
             skipped.names.push(shown);
         }
+    }
+}
+
+/// Why a name cannot be that of an output.
+fn refused(entry: &Entry, name: &str) -> Option<SkipReason> {
+    let is_text = std::str::from_utf8(&entry.name).is_ok();
+    if is_text && name::check(name, NameRule::Nested).is_ok() {
+        None
+    } else if name.split('/').count() > name::DEPTH_MAX {
+        Some(SkipReason::Depth)
+    } else {
+        Some(SkipReason::Path)
     }
 }
 

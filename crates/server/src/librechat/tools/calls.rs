@@ -7,11 +7,11 @@ use serde_json::value::{RawValue, to_raw_value};
 use tare_archive::{Kind, Reader};
 
 use crate::librechat::run::box_spec::CODE;
-use crate::librechat::tools::request::ToolLanguage;
+use crate::librechat::tools::stubs::ToolLanguage;
 use crate::work::files::BoxFiles;
 
 /// The maximum number of calls in one step.
-pub const CALLS_MAX: usize = 100;
+pub const CALLS_MAX: usize = 200;
 /// The size limit of one call.
 const CALL_BYTES_MAX: u64 = 1 << 20;
 /// The size limit of all calls of a step.

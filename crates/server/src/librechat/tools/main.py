@@ -1,6 +1,6 @@
 # Runs user.py with tools that are called outside of this box. A call whose reply is in
-# history.json returns it; one that has none yet is written to calls/, and this ends:
-# the code is run again when the replies are there.
+# history.json returns it. A call without a reply is written to calls/, and this program ends:
+# the code runs again when the replies are there.
 import ast
 import asyncio
 import inspect
@@ -9,6 +9,7 @@ import linecache
 import os
 import sys
 import traceback
+from typing import Any, Dict, List, Optional, Union
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 # Other tasks may call as well before they wait.
@@ -20,8 +21,8 @@ def read(name):
         return file.read()
 
 
-class ToolError(Exception):
-    pass
+class ToolExecutionError(Exception):
+    """A tool has failed."""
 
 
 class Calls:
@@ -38,7 +39,7 @@ class Calls:
         if turn < len(replies):
             reply = replies[turn]
             if reply["is_error"]:
-                raise ToolError(reply["error_message"])
+                raise ToolExecutionError(reply["error_message"])
             return reply["result"]
         self.open.append({"key": key, "name": name, "input": arguments})
         if len(self.open) == 1:
@@ -59,13 +60,36 @@ class Calls:
         os._exit(0)
 
 
-def tool(calls, name):
-    async def call(*positional, **arguments):
-        for one in positional:
-            if not isinstance(one, dict):
-                raise TypeError(f"{name}() takes keyword arguments only")
-            arguments = {**one, **arguments}
-        return await calls.call(name, arguments)
+def signature(parameters):
+    """The names of a tool's arguments, the required ones first, and the required ones alone."""
+    schema = parameters if isinstance(parameters, dict) else {}
+    names = list(schema.get("properties") or {})
+    required = [name for name in names if name in (schema.get("required") or [])]
+    return required + [name for name in names if name not in required], required
+
+
+def tool(calls, name, parameters):
+    names, required = signature(parameters)
+
+    def bound(positional, keywords):
+        if len(positional) == 1 and isinstance(positional[0], dict):
+            # One object stands for all arguments, unless it is the value of the first one.
+            if not names or positional[0].keys() <= set(names):
+                return {**positional[0], **keywords}
+        if len(positional) > len(names):
+            raise TypeError(f"{name}() takes {len(names)} positional arguments at most")
+        arguments = dict(zip(names, positional))
+        for twice in arguments.keys() & keywords.keys():
+            raise TypeError(f"{name}() got two values for argument {twice!r}")
+        return {**arguments, **keywords}
+
+    async def call(*positional, **keywords):
+        arguments = bound(positional, keywords)
+        for missing in [one for one in required if one not in arguments]:
+            raise TypeError(f"{name}() needs the argument {missing!r}")
+        return await calls.call(
+            name, {key: value for key, value in arguments.items() if value is not None}
+        )
 
     return call
 
@@ -97,14 +121,16 @@ def main():
     source = read("user.py")
     linecache.cache["main.py"] = (len(source), None, source.splitlines(True), "main.py")
     calls = Calls(json.loads(read("history.json")))
-    names = {"__name__": "__main__", "asyncio": asyncio, "json": json}
-    for function, name in json.loads(read("tools.json")).items():
-        names[function] = tool(calls, name)
+    names = {"__name__": "__main__", "asyncio": asyncio, "json": json, "os": os, "sys": sys}
+    names.update(Any=Any, Dict=Dict, List=List, Optional=Optional, Union=Union)
+    names["ToolExecutionError"] = ToolExecutionError
+    for function, known in json.loads(read("tools.json")).items():
+        names[function] = tool(calls, known["name"], known["parameters"])
     sys.argv = ["main.py"]
     try:
         asyncio.run(run(source, names))
     except Exception as error:
-        # What is of this file tells the author of the code nothing.
+        # The frames of this file mean nothing to the author of the code.
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename != "main.py":
             trace = trace.tb_next

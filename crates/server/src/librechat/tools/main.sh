@@ -1,6 +1,6 @@
 # Runs user.sh with tools that are called outside of this box. A call whose reply is in
-# history/ prints it; one that has none yet is written to calls/, and this ends: the
-# code is run again when the replies are there.
+# history/ prints it. A call without a reply is written to calls/, and this program ends: the
+# code runs again when the replies are there.
 __tare_here=$(dirname "$0")
 # Calls beside this one may come as well before the end.
 __tare_time_for_others=0.2

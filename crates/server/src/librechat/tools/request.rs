@@ -1,16 +1,17 @@
-//! What a client sends: code with tools, or replies to the calls of code.
+//! The body of a request: code with tools, or results of the calls of code.
 
-use std::collections::BTreeMap;
-
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::error::ServiceError;
+use crate::librechat::attached;
 use crate::librechat::run::box_spec::code_file;
 use crate::librechat::run::exec::{FILES_MAX, few_or_none, or_default};
 use crate::librechat::run::inputs::FileRef;
 use crate::librechat::tools::calls::CALLS_MAX;
+use crate::librechat::tools::stubs::{Tool, ToolLanguage, Tools};
 use crate::store::id::Id;
 use crate::work::files::InputFile;
 
@@ -26,18 +27,22 @@ pub struct Request {
     tool_results: Vec<ToolResult>,
     code: Option<String>,
     #[serde(default, deserialize_with = "few_or_none::<_, _, TOOLS_MAX>")]
-    tools: Vec<Tool>,
+    tools: Vec<ToolRequest>,
     lang: Option<String>,
     language: Option<String>,
-    timeout: Option<u64>,
+    /// In milliseconds.
+    timeout: Option<f64>,
     #[serde(default, deserialize_with = "few_or_none::<_, _, FILES_MAX>")]
     files: Vec<FileRef>,
     user_id: Option<String>,
+    /// A copy of a directory on an attached machine.
+    workspace_instance_id: Option<IgnoredAny>,
 }
 
-#[derive(Debug, Clone, Deserialize)]
-struct Tool {
+#[derive(Debug, Deserialize)]
+struct ToolRequest {
     name: String,
+    parameters: Option<Box<RawValue>>,
 }
 
 /// The result of a call. The code gets it as JSON, without the id.
@@ -64,22 +69,17 @@ pub enum Asked {
 pub struct Start {
     pub code: String,
     pub language: ToolLanguage,
-    pub timeout: Option<u64>,
+    pub timeout: Option<f64>,
     pub files: Vec<FileRef>,
     pub user_id: Option<String>,
-    /// The name of each tool, by the function that the code calls.
-    tools: BTreeMap<String, String>,
-}
-
-/// The language of code that calls tools.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ToolLanguage {
-    Python,
-    Bash,
+    pub tools: Tools,
 }
 
 impl Request {
     pub fn parse(self) -> Result<Asked, ServiceError> {
+        if self.workspace_instance_id.is_some() {
+            return Err(attached::mismatch());
+        }
         match self.continuation_token {
             Some(token) => {
                 let token = Id::parse(&token)
@@ -102,27 +102,27 @@ impl Request {
     fn start(self) -> Result<Start, ServiceError> {
         let code = self.code.filter(|code| !code.is_empty());
         let code = code.ok_or_else(|| wrong("code: there is none"))?;
-        let language = match self.lang.or(self.language).as_deref() {
-            None | Some("python" | "py") => ToolLanguage::Python,
-            Some("bash" | "sh") => ToolLanguage::Bash,
-            Some(other) => {
-                return Err(ServiceError::invalid(
-                    "unsupported_language",
-                    format!("Unsupported language: {}", other.chars().take(40).collect::<String>()),
-                )
-                .with_hint("tools are called from python and bash"));
+        let language = self.language.or(self.lang).unwrap_or_else(|| "python".to_owned());
+        let language = match language.to_ascii_lowercase().as_str() {
+            "python" | "py" => ToolLanguage::Python,
+            "bash" | "sh" => ToolLanguage::Bash,
+            _ => {
+                let shown: String = language.chars().take(40).collect();
+                let message = format!("Unsupported language: {shown}");
+                return Err(ServiceError::invalid("unsupported_language", message)
+                    .with_hint("tools are called from python and bash"));
             }
         };
-        if self.tools.is_empty() {
-            return Err(wrong("tools: there have to be 1 to 100"));
+        if self.timeout.is_some_and(|timeout| timeout <= 0.0) {
+            return Err(wrong("timeout: it has to be a number above 0"));
         }
-        let mut tools = BTreeMap::new();
-        for Tool { name } in self.tools {
+        let mut tools = Tools::new();
+        for ToolRequest { name, parameters } in self.tools {
             let function = language.function(&name);
             if function.is_empty() || name.len() > TOOL_NAME_BYTES_MAX || name.contains('\n') {
                 return Err(wrong("tools: one has no name that can be called"));
             }
-            if tools.insert(function, name).is_some() {
+            if tools.insert(function, Tool { name, parameters }).is_some() {
                 return Err(wrong("tools: two have the same name"));
             }
         }
@@ -142,21 +142,15 @@ fn wrong(message: &str) -> ServiceError {
 }
 
 impl Start {
-    /// The name of the tool, if the client offers it.
-    pub fn tool(&self, name: &str) -> Option<&str> {
-        self.tools.values().find(|own| *own == name).map(String::as_str)
+    /// The memory that the code and its tools take.
+    pub fn bytes(&self) -> usize {
+        let parameters = self.tools.values().filter_map(|tool| tool.parameters.as_ref());
+        self.code.len() + parameters.map(|schema| schema.get().len()).sum::<usize>()
     }
 
-    pub fn functions(&self) -> &BTreeMap<String, String> {
-        &self.tools
-    }
-
-    pub fn shell_functions(&self) -> Vec<u8> {
-        let function = |(function, name): (&String, &String)| {
-            let name = name.replace('\'', "'\\''");
-            format!("{function}() {{ __tare_call '{name}' \"$@\"; }}\n")
-        };
-        self.tools.iter().map(function).collect::<String>().into_bytes()
+    /// The tool of this name, if the client offers it.
+    pub fn tool(&self, name: &str) -> Option<&Tool> {
+        self.tools.values().find(|tool| tool.name == name)
     }
 }
 
@@ -191,49 +185,6 @@ fn in_a_line(json: &str) -> String {
     }
 }
 
-const PYTHON_KEYWORDS: [&str; 35] = [
-    "False", "None", "True", "and", "as", "assert", "async", "await", "break", "class", "continue",
-    "def", "del", "elif", "else", "except", "finally", "for", "from", "global", "if", "import",
-    "in", "is", "lambda", "nonlocal", "not", "or", "pass", "raise", "return", "try", "while",
-    "with", "yield",
-];
-const BASH_KEYWORDS: [&str; 23] = [
-    "if", "then", "else", "elif", "fi", "case", "esac", "for", "while", "until", "do", "done",
-    "in", "function", "select", "time", "coproc", "declare", "typeset", "local", "readonly",
-    "export", "unset",
-];
-
-impl ToolLanguage {
-    /// The name of the language, and the program that runs the code.
-    pub fn runner(self) -> (&'static str, &'static str) {
-        match self {
-            Self::Python => ("python", include_str!("main.py")),
-            Self::Bash => ("bash", include_str!("main.sh")),
-        }
-    }
-
-    /// The name of the function that calls a tool, as clients tell the model.
-    fn function(self, tool: &str) -> String {
-        let (also_underscore, keywords): (&[char], &[&str]) = match self {
-            Self::Python => (&['-'], &PYTHON_KEYWORDS),
-            Self::Bash => (&['-', '.'], &BASH_KEYWORDS),
-        };
-        let replace = |character: char| match character {
-            it if it.is_whitespace() || also_underscore.contains(&it) => '_',
-            it => it,
-        };
-        let is_kept = |character: &char| character.is_ascii_alphanumeric() || *character == '_';
-        let mut function: String = tool.chars().map(replace).filter(is_kept).collect();
-        if function.starts_with(|first: char| first.is_ascii_digit()) {
-            function.insert(0, '_');
-        }
-        if keywords.contains(&function.as_str()) {
-            function.push_str("_tool");
-        }
-        function
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -246,13 +197,12 @@ mod tests {
     }
 
     #[test]
-    fn functions_are_called_as_clients_tell_the_model() {
-        let python = |tool| ToolLanguage::Python.function(tool);
-        assert_eq!(python("get-weather now"), "get_weather_now");
-        assert_eq!(python("2nd.tool"), "_2ndtool");
-        assert_eq!(python("import"), "import_tool");
-        assert_eq!(ToolLanguage::Bash.function("a.b-c"), "a_b_c");
-        assert_eq!(ToolLanguage::Bash.function("done"), "done_tool");
+    fn code_without_tools_starts_and_language_wins_over_lang() {
+        let request = json!({ "code": "x", "tools": [], "lang": "js", "language": "Bash" });
+        let Ok(Asked::Start(start)) = parse(request) else {
+            panic!("it is valid");
+        };
+        assert_eq!((start.language, start.tools.len()), (ToolLanguage::Bash, 0));
     }
 
     #[test]
@@ -260,7 +210,9 @@ mod tests {
         let refused = |request: Value| parse(request).expect_err("refused").kind;
         let tools = json!([{ "name": "f" }]);
         assert_eq!(refused(json!({ "code": "", "tools": tools })), Kind::Invalid);
-        assert_eq!(refused(json!({ "code": "x", "tools": [] })), Kind::Invalid);
+        assert_eq!(refused(json!({ "code": "x", "tools": tools, "timeout": 0 })), Kind::Invalid);
+        let attached = json!({ "code": "x", "tools": [], "workspace_instance_id": "0123" });
+        assert_eq!(refused(attached), Kind::Conflict);
         assert_eq!(refused(json!({ "code": "x", "tools": [{ "name": "!" }] })), Kind::Invalid);
         assert_eq!(refused(json!({ "code": "x", "tools": tools, "lang": "js" })), Kind::Invalid);
         let same = json!([{ "name": "a-b" }, { "name": "a_b" }]);
