@@ -118,6 +118,19 @@ fn explain_distinguishes_a_stop_from_a_kill_after_the_grace() {
 }
 
 #[test]
+fn explain_does_not_name_the_grace_if_a_box_obeyed_its_stop() {
+    let tare = tare!();
+    tare.detached(["--rm", "--name", "polite", "--", "sleep", "1000"]);
+    tare.call(["stop", "polite"]).ok();
+    assert_story(&tare, "polite", &["stop_asked", "command_ended", "emptied", "removed"]);
+    says(&tare, "polite", "removed", "it had been stopped, and was not to be kept");
+    tare.detached(["--rm", "--name", "stubborn", "--", "sh", "-c", STUBBORN]);
+    tare.logged("stubborn", "up");
+    tare.call(["stop", "-t", "300ms", "stubborn"]).ok();
+    says(&tare, "stubborn", "killed", "it had not stopped within its grace");
+}
+
+#[test]
 fn explain_shows_a_kill_and_a_forced_removal() {
     let tare = tare!();
     let killed = tare.detached(["--name", "killed", "--", "sleep", "1000"]);

@@ -41,7 +41,18 @@ pub fn emptied(ms: u64) -> String {
 }
 
 pub fn removed(why: Reason, pid: u32) -> String {
-    format!("removed by tare (pid {pid}): {}", reason(why))
+    let why = match why {
+        // The grace is why tare kills a box. A box that obeyed was not killed.
+        Reason::Stopped => "it had been stopped, and was not to be kept",
+        Reason::ByCreator
+        | Reason::Requested
+        | Reason::Abandoned
+        | Reason::Overdue
+        | Reason::Expired
+        | Reason::RemoveAfterEnd
+        | Reason::Rebooted => reason(why),
+    };
+    format!("removed by tare (pid {pid}): {why}")
 }
 
 pub fn killed_by_tare(why: Reason, pid: u32) -> String {

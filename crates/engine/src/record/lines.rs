@@ -125,7 +125,7 @@ pub struct RemovingLine {
 pub enum Reason {
     /// The creator could not complete the box, or has seen its end.
     ByCreator,
-    /// A user stopped the box, and its keeper did not end it within the grace.
+    /// A user stopped the box. If tare kills it, it has not stopped within the grace.
     Stopped,
     /// A user killed or removed the box.
     Requested,
