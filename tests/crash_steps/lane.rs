@@ -2,7 +2,6 @@
 //! another, so that their steps can be counted.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, Permissions};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -11,18 +10,20 @@ use std::process::{Command, Stdio};
 use rustix::process::{Signal, pidfd_send_signal};
 use serde_json::Value;
 use tare_harness::scene::{Fate, pidfd};
-use tare_harness::{Output, Process, Running, Tare, TemporaryDirectory};
+use tare_harness::{Output, Process, Running, Scope, Tare, TemporaryDirectory};
 use tare_harness::{box_processes, eventually, hierarchies, names_in};
 
-use crate::crash_steps::operations::{CONTENT, HERE, NAME, OTHER_NAME, Whom};
+use crate::crash_steps::operations::{CONTENT, HERE, NAME, OTHER_NAME, PARENT, Whom};
 
 /// The names in a state root without boxes.
-const FIXED_NAMES: [&str; 4] = ["boxes", "claims", "history", "names"];
+const FIXED_NAMES: [&str; 5] = ["boxes", "claims", "history", "names", "parents"];
 
 pub struct Lane<'a> {
     tare: &'a Tare,
     faulty: &'a Path,
     home: TemporaryDirectory,
+    /// Below which boxes are made.
+    scope: Scope,
     bystander: Bystander,
 }
 
@@ -36,7 +37,7 @@ struct Bystander {
 }
 
 impl<'a> Lane<'a> {
-    pub fn new(tare: &'a Tare, faulty: &'a Path) -> Self {
+    pub fn new(tare: &'a Tare, faulty: &'a Path, number: usize) -> Self {
         let home = TemporaryDirectory::new();
         let mut private = DirBuilder::new();
         private.mode(0o700).create(home.join("state")).expect("it is fresh");
@@ -47,6 +48,7 @@ impl<'a> Lane<'a> {
             tare,
             faulty,
             home,
+            scope: Scope::new(&format!("steps-{number}")).expect("root makes cgroups"),
             bystander: Bystander {
                 id: String::new(),
                 prefix: String::new(),
@@ -76,7 +78,8 @@ impl<'a> Lane<'a> {
 
     /// Runs the ordinary binary.
     #[track_caller]
-    pub fn ordinary<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Output {
+    pub fn ordinary<'s>(&self, args: impl IntoIterator<Item = &'s str>) -> Output {
+        let args = args.into_iter().map(|arg| self.filled_in(arg));
         self.start(self.tare.command(args)).wait()
     }
 
@@ -84,7 +87,7 @@ impl<'a> Lane<'a> {
     /// its steps.
     #[track_caller]
     pub fn faulty(&self, args: &[&str], whom: Whom, fault: Option<&str>) -> Output {
-        let args = args.iter().map(|arg| arg.replace(HERE, self.home.text()));
+        let args = args.iter().map(|arg| self.filled_in(arg));
         let mut command = Command::new(self.faulty);
         command.args(args).env("TARE_FAULT_LOG", self.home.join("log"));
         let plan = match whom {
@@ -95,6 +98,10 @@ impl<'a> Lane<'a> {
             command.env(plan, fault);
         }
         self.start(command).wait()
+    }
+
+    fn filled_in(&self, arg: &str) -> String {
+        arg.replace(HERE, self.home.text()).replace(PARENT, &self.scope.name)
     }
 
     #[track_caller]
@@ -245,6 +252,8 @@ impl<'a> Lane<'a> {
         let fixed: BTreeSet<String> = FIXED_NAMES.map(str::to_owned).into();
         let others: Vec<_> = self.entries("").difference(&fixed).cloned().collect();
         assert!(others.is_empty(), "in the state root: {others:?}");
+        let parents = self.entries("parents").len();
+        assert!(parents <= self.scope.directories.len(), "{parents} parents");
         let living = listed.values().filter(|one| one["state"] != "exited");
         let living: BTreeSet<&str> = living.filter_map(|one| one["id"].as_str()).collect();
         let cgroups = self.cgroups();
@@ -265,7 +274,8 @@ impl<'a> Lane<'a> {
 
     /// The cgroups of this state root, with the ids of their boxes.
     fn cgroups(&self) -> Vec<(String, PathBuf)> {
-        let entries = hierarchies().into_iter().flat_map(fs::read_dir).flatten().flatten();
+        let parents = hierarchies().into_iter().chain(self.scope.directories.clone());
+        let entries = parents.flat_map(fs::read_dir).flatten().flatten();
         let id = |path: &Path| {
             let name = path.file_name()?.to_str()?;
             Some(name.strip_prefix(&self.bystander.prefix)?.to_owned())
@@ -354,6 +364,8 @@ impl<'a> Lane<'a> {
         let listed = self.listed();
         assert!(listed.is_empty(), "{listed:?}");
         self.holds_only(&listed);
+        self.ordinary(["sweep"]).ok();
+        assert_eq!(self.entries("parents").len(), 0, "no box is below a parent");
         self.tare.reap_orphans();
     }
 }

@@ -9,6 +9,8 @@ pub const OTHER_NAME: &str = "renamed";
 
 /// Stands for the directory of the test among the arguments.
 pub const HERE: &str = "HERE";
+/// Stands for the cgroup below which detached boxes are made.
+pub const PARENT: &str = "PARENT";
 /// The content of the file that `cp` copies.
 pub const CONTENT: &str = "content\n";
 
@@ -74,6 +76,8 @@ pub const RUN_DETACHED: Operation = Operation {
         "--name",
         NAME,
         "--keep",
+        "--cgroup-parent",
+        PARENT,
         "-v",
         "HERE/volume:/data",
         "--",

@@ -12,7 +12,9 @@ use tare_harness::{Output, eventually, skip, tare};
 
 use crate::crash_steps::faulty;
 use crate::crash_steps::lane::Lane;
-use crate::crash_steps::operations::{Before, CONTENT, NAME, Operation, RUN_DETACHED, Whom};
+use crate::crash_steps::operations::{
+    Before, CONTENT, NAME, Operation, PARENT, RUN_DETACHED, Whom,
+};
 
 /// How many operations run at the same time.
 const LANES: usize = 2;
@@ -73,7 +75,7 @@ pub fn each_step(operation: &'static Operation, whom: Whom) {
         skip!("tests/build-faults has not built target/faults/tare");
     };
     let tare = tare!();
-    let lanes: Vec<Lane<'_>> = (0..LANES).map(|_| Lane::new(&tare, &faulty)).collect();
+    let lanes: Vec<Lane<'_>> = (0..LANES).map(|lane| Lane::new(&tare, &faulty, lane)).collect();
     let first = steps_before(&lanes[0], operation, whom) + 1;
     let mut failures = Vec::new();
     for fault in Fault::all() {
@@ -246,7 +248,8 @@ fn prepare(lane: &Lane<'_>, before: Before, whom: Whom, fault: Option<&str>) -> 
         }
         Before::Abandoned => abandon(lane),
         Before::Orphan => {
-            let call = ["run", "-d", "--name", NAME, "--", "sleep", "1000"];
+            let below = ["run", "-d", "--cgroup-parent", PARENT];
+            let call = below.into_iter().chain(["--name", NAME, "--", "sleep", "1000"]);
             lane.ordinary(call).ok();
             lane.lose_record();
         }
