@@ -26,6 +26,12 @@ impl Chat {
         Self { server, directory }
     }
 
+    /// With its files in the state root of tare.
+    pub fn in_state_root(tare: &Tare) -> Self {
+        let directory = TemporaryDirectory::new();
+        Self { server: Server::start(tare, &[]), directory }
+    }
+
     /// Another server on the same files, when this one has ended; with more in `[files]`
     /// or after it.
     pub fn after(self, tare: &Tare, end: impl FnOnce(Server), more: &str) -> Self {

@@ -40,6 +40,26 @@ fn a_server_without_files_creates_no_directory() {
 }
 
 #[test]
+fn audit_counts_files_that_stay_without_a_server_and_calls_them_no_difference() {
+    let tare = tare!();
+    assert_eq!(tare.json(["audit", "--json"])["kept_files"], json!(null));
+    let chat = Chat::in_state_root(&tare);
+    chat.sent("a.txt", b"12345");
+    chat.sent("b.txt", b"6789");
+    let over_http = chat.server.get("/v1/audit").was(200).json();
+    chat.server.stop().ok();
+    let audit = tare.json(["audit", "--json"]);
+    let kept = &audit["kept_files"];
+    let directory = tare.state_root().join("files");
+    assert_eq!((&kept["files"], &kept["bytes"]), (&json!(2), &json!(9)), "{audit}");
+    assert_eq!(kept["directory"], directory.to_str().expect("text"), "{audit}");
+    assert_eq!((&over_http["kept_files"], &over_http["clean"]), (kept, &json!(true)));
+    let text = tare.call(["audit"]).ok().stdout_text();
+    assert!(text.contains("Kept for clients of 'tare serve': 2 files, 9 bytes, in "), "{text}");
+    assert!(text.ends_with("nothing is left over, nothing is missing.\n"), "{text}");
+}
+
+#[test]
 fn files_survive_a_restart_and_expire_on_time() {
     let tare = tare!();
     let chat = Chat::start(&tare);

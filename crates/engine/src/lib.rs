@@ -23,7 +23,7 @@ mod teardown;
 mod time;
 
 pub use audit::findings::{Action, Finding, FindingKind};
-pub use audit::{Audit, AuditedBox, Held, HeldNamespace, HeldPort, HeldProcess, KeptBy};
+pub use audit::{Audit, AuditedBox, Held, HeldNamespace, HeldPort, HeldProcess, KeptBy, KeptFiles};
 pub use care::Outcome;
 pub use care::sweep::{Subject, Swept};
 pub use create::detach::Started;

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use clap::Args;
-use tare_engine::spec::shown::escaped;
+use tare_engine::spec::shown::{escaped, quoted};
 use tare_engine::{
-    Action, Audit, AuditedBox, BoxId, Error, Finding, FindingKind, KeptBy, Timestamp,
+    Action, Audit, AuditedBox, BoxId, Error, Finding, FindingKind, KeptBy, KeptFiles, Timestamp,
 };
 
 use crate::context::{Context, Purpose};
@@ -45,6 +45,7 @@ const COLUMNS: [Column; 13] = [
 ///
 /// Then it lists the differences: objects on the host without a record, objects that a
 /// record promises and the host does not have, and what 'tare sweep' does about each.
+/// Files that 'tare serve' keeps for its clients are counted, and are not a difference.
 /// Changes nothing. Exits with 0 if there is no difference, else with 1.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
@@ -79,6 +80,7 @@ fn as_text(audit: &Audit) -> String {
     text += &section("On the host without a record:", audit.orphans());
     text += &section("In a record, but not so on the host:", audit.lost());
     text += &stuck(audit);
+    text += &kept_files(audit.kept_files.as_ref());
     text += &verdict(audit);
     text
 }
@@ -103,6 +105,19 @@ fn stuck(audit: &Audit) -> String {
     let line = |one: &AuditedBox| Some(format!("  {}\n", escaped(one.stuck_on.as_ref()?)));
     let lines: String = stuck.filter_map(line).collect();
     if lines.is_empty() { lines } else { format!("Stuck; later commands try again:\n{lines}") }
+}
+
+/// The files that stay although no box needs them, and why.
+fn kept_files(kept: Option<&KeptFiles>) -> String {
+    let Some(KeptFiles { directory, files, bytes, newest_at }) = kept else {
+        return String::new();
+    };
+    let files = plural(usize::try_from(*files).unwrap_or(usize::MAX), "file", "files");
+    let (size, directory) = (format::size(Some(*bytes)), quoted(directory));
+    format!(
+        "Kept for clients of 'tare serve': {files}, {size}, in {directory}; the newest came at \
+         {newest_at}. A server removes each one when it expires ([files] ttl, by default a day).\n"
+    )
 }
 
 fn verdict(audit: &Audit) -> String {

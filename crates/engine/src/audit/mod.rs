@@ -9,6 +9,7 @@ pub(crate) mod compare;
 pub mod findings;
 mod held;
 pub(crate) mod host_objects;
+mod kept_files;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -31,12 +32,15 @@ use crate::spec::{BoxId, Tenant};
 use crate::time::Timestamp;
 
 pub use crate::audit::held::{Held, HeldNamespace, HeldPort, HeldProcess};
+pub use crate::audit::kept_files::KeptFiles;
 
 #[derive(Debug)]
 pub struct Audit {
     /// The oldest first.
     pub boxes: Vec<AuditedBox>,
     pub findings: Vec<Finding>,
+    /// Files of clients of `tare serve`, below the state root. Not a difference.
+    pub kept_files: Option<KeptFiles>,
 }
 
 /// A box on record, and what it holds.
@@ -88,10 +92,11 @@ impl Audit {
 /// The findings are two lists in JSON.
 impl Serialize for Audit {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut object = serializer.serialize_struct("Audit", 3)?;
+        let mut object = serializer.serialize_struct("Audit", 4)?;
         object.serialize_field("boxes", &self.boxes)?;
         object.serialize_field("orphans", &self.orphans().collect::<Vec<_>>())?;
         object.serialize_field("lost", &self.lost().collect::<Vec<_>>())?;
+        object.serialize_field("kept_files", &self.kept_files)?;
         object.end()
     }
 }
@@ -107,7 +112,8 @@ pub fn audit(root: &StateRoot) -> Result<Audit, Error> {
         let key = |it: &AuditedBox| (it.created_at, it.id.to_string());
         key(one).cmp(&key(other))
     });
-    Ok(Audit { boxes, findings: comparison.findings })
+    let kept_files = KeptFiles::read(&root.layout);
+    Ok(Audit { boxes, findings: comparison.findings, kept_files })
 }
 
 /// How long [`audit_until_clean`] waits at most.

@@ -145,6 +145,11 @@ impl Layout {
         self.root.join("history")
     }
 
+    /// The files that `tare serve` keeps for its clients, if no other directory is configured.
+    pub fn kept_files(&self) -> PathBuf {
+        self.root.join("files")
+    }
+
     /// The directory of the files whose bytes are claims on uid ranges.
     pub fn uid_claims(&self) -> PathBuf {
         self.root.join("claims")

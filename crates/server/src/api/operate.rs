@@ -7,7 +7,7 @@ use axum::extract::{Extension, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use serde::{Deserialize, Serialize};
 use tare_engine::spec::{Spec, Tenant};
-use tare_engine::{AuditedBox, ExecSpec, Finding, Swept};
+use tare_engine::{Audit, AuditedBox, ExecSpec, Finding, KeptFiles, Swept};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::admission::Caller;
@@ -62,6 +62,9 @@ pub struct AuditAnswer {
     /// What is in a record and not on the host.
     #[schema(value_type = Vec<Object>)]
     pub lost: Vec<Finding>,
+    /// The files of clients that are kept in the state root.
+    #[schema(value_type = Option<Object>)]
+    pub kept_files: Option<KeptFiles>,
 }
 
 /// As `tare sweep --json` prints it.
@@ -217,9 +220,9 @@ pub async fn audit(
 ) -> Result<axum::Json<AuditAnswer>, ServiceError> {
     let audit = service.audit(query.wait).await?;
     let clean = audit.is_clean();
-    let (orphans, lost) =
-        audit.findings.into_iter().partition(|finding| finding.kind.is_unrecorded());
-    Ok(axum::Json(AuditAnswer { clean, boxes: audit.boxes, orphans, lost }))
+    let Audit { boxes, findings, kept_files } = audit;
+    let (orphans, lost) = findings.into_iter().partition(|finding| finding.kind.is_unrecorded());
+    Ok(axum::Json(AuditAnswer { clean, boxes, orphans, lost, kept_files }))
 }
 
 /// Remove what an audit finds, and finish every box that has ended
