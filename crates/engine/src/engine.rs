@@ -440,7 +440,7 @@ impl Engine {
     /// yet.
     pub fn gauges(&self, settings: GaugeSettings) -> Result<Gauges, Error> {
         let root = self.root.layout.root().display();
-        let boxes = state_root::open_all(&self.root.layout)
+        let boxes = state_root::open_boxes(&self.root.layout)
             .context(|| format!("cannot open the boxes of {root} to measure them"))?;
         Ok(Gauges::open(boxes, &self.root, settings))
     }

@@ -28,7 +28,6 @@ use crate::holdings::cgroup::{self, CgroupReader};
 use crate::holdings::name::Names;
 use crate::holdings::{HOLDINGS, ReleaseAt};
 use crate::host::layout::BoxAt;
-use crate::host::processes::{all_pids, keeper_candidates};
 use crate::observe::identity::{self, KeeperState};
 use crate::record::damage::Damage;
 use crate::record::lines::{
@@ -137,16 +136,11 @@ fn found_keeper(at: BoxAt<'_>, record: &Record) -> Result<Option<Process>, Error
     match identity::find(at, record) {
         KeeperState::Alive(keeper) => Ok(Some(keeper.process)),
         KeeperState::Dead => Ok(None),
-        // Its creator died before it recorded the keeper. Without a cgroup, only its arguments
-        // tell which box it belongs to.
+        // Its creator died before it recorded the keeper.
         KeeperState::NotRecorded => {
             let inside = CgroupReader::new(at, record).tree().members;
-            let anywhere = || {
-                let candidates = keeper_candidates(&all_pids(), at.root.layout.tag()).into_iter();
-                candidates.filter(|(id, _)| id == at.id).map(|(_, pid)| pid)
-            };
             let keeper = identity::find_unrecorded(at, inside);
-            Ok(keeper.or_else(|| identity::find_unrecorded(at, anywhere())))
+            Ok(keeper.or_else(|| identity::find_anywhere(at)))
         }
         KeeperState::Unknown { why } => Err(Error::failed(format!("cannot end box {}", at.id))
             .caused_by(format!("tare cannot see whether it lives ({why})"))
@@ -302,8 +296,8 @@ fn note_stuck(record: &mut LockedRecord, error: Error, leave: Leave) -> Error {
         remove: leave == Leave::Nothing || record.lines.removing,
         ..StuckLine::after(last, error.to_string(), why.unwrap_or_default())
     };
-    if !line.is_said(last) {
-        // A record that cannot be written is no reason to say less now.
+    if !line.repeats(last) {
+        // The error is returned too, so a record that cannot be written loses nothing now.
         record.add(Line::Stuck(line)).ok();
     }
     error

@@ -47,8 +47,7 @@ pub struct Comparison {
 pub struct Summary {
     pub id: BoxId,
     pub is_stuck: bool,
-    /// What a sweep has to do about a box with which nothing is wrong: it has ended, or has been
-    /// kept for long enough.
+    /// What a sweep does about a box that has ended in order, and why.
     pub due: Option<(String, Action)>,
     /// What the box holds, if that was asked for.
     pub audited: Option<AuditedBox>,
@@ -60,7 +59,7 @@ struct Looked {
     has_ended: bool,
     keeper: Option<i32>,
     findings: Vec<Finding>,
-    /// `None` for a box that is gone by now, or that cannot be read.
+    /// `None` if the box is gone by now, or cannot be read.
     summary: Option<Summary>,
 }
 
@@ -117,7 +116,7 @@ fn looked_at(
     }
 }
 
-/// Looks again at a box with which something seems to be wrong.
+/// Observes a box, and once more if something seems to be wrong with it.
 fn look_twice(
     at: BoxAt<'_>,
     boxes: BorrowedFd<'_>,
@@ -141,7 +140,7 @@ fn look_twice(
     }
 }
 
-/// What the record of a box says and the host does not.
+/// The findings about what a record says and the host does not show.
 fn missing(
     at: BoxAt<'_>,
     boxes: BorrowedFd<'_>,
@@ -165,7 +164,7 @@ fn missing(
     match left_behind(at.id, observation) {
         Some(found) if awaits_cleanup(observation, &found) => return missing,
         Some(found) => missing.push(found),
-        // Its creator is gone, and nothing says that it was to live on.
+        // The creator is gone, and nothing says that the box was detached.
         None if observation.ownership == Ownership::NotYetDetached && !observation.has_ended() => {
             let why = INCOMPLETE.to_owned();
             missing.push(finding(FindingKind::Record { why }, Action::Leave));
@@ -193,7 +192,7 @@ fn missing(
     missing
 }
 
-/// A process may be between making the record and locking it.
+/// Returns whether a process may be between making the record and locking it.
 fn may_be_new(boxes: BorrowedFd<'_>, observation: &Observation) -> bool {
     if observation.record.lines.created.is_some() || observation.record.damage.is_some() {
         return false;
@@ -218,7 +217,7 @@ fn lacks_scratch(at: BoxAt<'_>, observation: &Observation) -> bool {
     is_made && observation.record.keeps_scratch() && !at.scratch().is_dir()
 }
 
-/// Why a box that is not over on record should be gone, and what is to be done about it.
+/// The finding about a box that has no end on record and should be gone, if it is one.
 pub fn left_behind(id: &BoxId, observation: &Observation) -> Option<Finding> {
     if observation.record.lines.ended.is_some() {
         return None;
@@ -242,15 +241,15 @@ pub fn left_behind(id: &BoxId, observation: &Observation) -> Option<Finding> {
     Some(Finding::missing(id, kind, action))
 }
 
-/// Whether the box has ended in order, and only its cleanup by the next command is left. That is
-/// not a difference, unless the cleanup was tried and failed.
+/// Returns whether the box has ended in order and only waits for its cleanup by the next command.
+/// That is not a difference, unless the cleanup was tried and failed.
 fn awaits_cleanup(observation: &Observation, found: &Finding) -> bool {
     let is_over = found.kind == FindingKind::LostKeeper && observation.keeper().is_none();
     is_over && observation.record.lines.stuck.is_none()
 }
 
-/// What is due to a box with which nothing is wrong: its end is to be recorded, or its retention
-/// has passed.
+/// What a sweep does about a box that has ended in order, and why: its end is to be recorded, or its
+/// retention has passed.
 fn due(id: &BoxId, observation: &Observation) -> Option<(String, Action)> {
     if let Some(found) = left_behind(id, observation) {
         let is_due = awaits_cleanup(observation, &found) && !observation.locked;
@@ -270,7 +269,7 @@ fn due(id: &BoxId, observation: &Observation) -> Option<(String, Action)> {
     Some((text, Action::Remove))
 }
 
-/// Objects on the host that no record accounts for. `keepers` are those of boxes on record.
+/// Objects on the host that are in no record. `keepers` are the keepers of boxes on record.
 fn unrecorded(
     root: &StateRoot,
     objects: &HostObjects,
@@ -318,7 +317,7 @@ fn unrecorded(
     found
 }
 
-/// Whether there is anything in the place of the box's record.
+/// Returns whether there is anything in the place of the box's record.
 fn has_record(at: BoxAt<'_>) -> bool {
     let found = at.record().symlink_metadata();
     !matches!(found, Err(error) if error.kind() == io::ErrorKind::NotFound)

@@ -11,7 +11,7 @@ use crate::spec::shown::quoted;
 /// A difference between records and host, and what a sweep does about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// The box that it is about; `None` for a process or a file that belongs to no box.
+    /// `None` for a process or a file that belongs to no box.
     pub id: Option<BoxId>,
     pub kind: FindingKind,
     pub action: Action,
@@ -26,7 +26,7 @@ pub enum FindingKind {
     Keeper { pid: i32 },
     /// A keeper that was never started, and whose creator is dead.
     Newborn { pid: i32 },
-    /// Cgroup directories of a box whose record says that it is over.
+    /// Cgroup directories of a box whose record says that it has ended.
     Remains { paths: Vec<PathBuf> },
     /// A name that leads to no box.
     Name { name: String },
@@ -41,12 +41,19 @@ pub enum FindingKind {
     PassedLease,
     /// The box lives, and its cgroup is gone.
     LostCgroup,
-    /// The files of the box were to be kept, and are gone.
+    /// The kept files of the box are gone.
     LostScratch,
-    /// The record has a name by which the box is not found.
+    /// The record has a name that does not lead to the box.
     LostName { name: String },
-    /// The record cannot be relied on.
+    /// The record cannot be trusted.
     Record { why: String },
+}
+
+/// The two lists of an audit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum List {
+    Orphans,
+    Lost,
 }
 
 /// What a sweep does about a finding. If there are several about one box, the greatest counts.
@@ -64,23 +71,14 @@ pub enum Action {
 }
 
 impl Finding {
-    /// An object on the host that no record accounts for.
+    /// An object on the host that is in no record.
     pub(crate) fn unrecorded(id: Option<BoxId>, kind: FindingKind) -> Self {
-        use FindingKind as Kind;
-        let action = match &kind {
-            Kind::Cgroups { .. }
-            | Kind::Remains { .. }
-            | Kind::Keeper { .. }
-            | Kind::Newborn { .. } => Action::End,
-            Kind::Name { .. } => Action::Remove,
-            Kind::Foreign { .. }
-            | Kind::LostKeeper
-            | Kind::LostCreator
-            | Kind::PassedLease
-            | Kind::LostCgroup
-            | Kind::LostScratch
-            | Kind::LostName { .. }
-            | Kind::Record { .. } => Action::Leave,
+        let action = if let FindingKind::Name { .. } = kind {
+            Action::Remove
+        } else if let FindingKind::Foreign { .. } = kind {
+            Action::Leave
+        } else {
+            Action::End
         };
         Self { text: kind.text(id.as_ref()), id, kind, action }
     }
@@ -101,39 +99,28 @@ impl Finding {
 }
 
 impl FindingKind {
-    /// Whether the object is on the host and in no record. Otherwise it is in a record, and not so
-    /// on the host.
+    /// Returns whether the object is on the host and in no record. Otherwise it is in a record, and
+    /// is not on the host, or differs there.
     pub fn is_unrecorded(&self) -> bool {
-        match self {
-            Self::Cgroups { .. }
-            | Self::Keeper { .. }
-            | Self::Newborn { .. }
-            | Self::Remains { .. }
-            | Self::Name { .. }
-            | Self::Foreign { .. } => true,
-            Self::LostKeeper
-            | Self::LostCreator
-            | Self::PassedLease
-            | Self::LostCgroup
-            | Self::LostScratch
-            | Self::LostName { .. }
-            | Self::Record { .. } => false,
-        }
+        self.list_and_word().0 == List::Orphans
     }
 
-    /// The word for it in JSON.
-    fn word(&self) -> &'static str {
+    /// Returns the list that the finding is in, and the word for its kind there, in JSON.
+    fn list_and_word(&self) -> (List, &'static str) {
         match self {
-            Self::Cgroups { .. } | Self::LostCgroup => "cgroup",
-            Self::Keeper { .. } | Self::LostKeeper => "keeper",
-            Self::Newborn { .. } => "newborn",
-            Self::Remains { .. } => "remains",
-            Self::Name { .. } | Self::LostName { .. } => "name",
-            Self::Foreign { .. } => "foreign",
-            Self::LostCreator => "creator",
-            Self::PassedLease => "lease",
-            Self::LostScratch => "scratch",
-            Self::Record { .. } => "record",
+            Self::Cgroups { .. } => (List::Orphans, "cgroup"),
+            Self::Keeper { .. } => (List::Orphans, "keeper"),
+            Self::Newborn { .. } => (List::Orphans, "newborn"),
+            Self::Remains { .. } => (List::Orphans, "remains"),
+            Self::Name { .. } => (List::Orphans, "name"),
+            Self::Foreign { .. } => (List::Orphans, "foreign"),
+            Self::LostKeeper => (List::Lost, "keeper"),
+            Self::LostCreator => (List::Lost, "creator"),
+            Self::PassedLease => (List::Lost, "lease"),
+            Self::LostCgroup => (List::Lost, "cgroup"),
+            Self::LostScratch => (List::Lost, "scratch"),
+            Self::LostName { .. } => (List::Lost, "name"),
+            Self::Record { .. } => (List::Lost, "record"),
         }
     }
 
@@ -169,7 +156,7 @@ impl FindingKind {
     }
 }
 
-/// One path is named, the others have the same last part.
+/// Names one path. The others have the same last part.
 fn counted(paths: &[PathBuf]) -> String {
     match paths {
         [] => "nothing".to_owned(),
@@ -178,20 +165,14 @@ fn counted(paths: &[PathBuf]) -> String {
     }
 }
 
-/// The field names and their order are those that `tare audit --json` promises.
+/// The field names are those of `tare audit --json`.
 impl Serialize for Finding {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
-        let is_unrecorded = self.kind.is_unrecorded();
-        if is_unrecorded {
-            map.serialize_entry("kind", self.kind.word())?;
-        }
         if let Some(id) = &self.id {
             map.serialize_entry("id", id)?;
         }
-        if !is_unrecorded {
-            map.serialize_entry("kind", self.kind.word())?;
-        }
+        map.serialize_entry("kind", self.kind.list_and_word().1)?;
         match &self.kind {
             FindingKind::Cgroups { paths } | FindingKind::Remains { paths } => {
                 map.serialize_entry("paths", paths)?;

@@ -24,15 +24,15 @@ pub struct Held {
     pub threads: u64,
     /// Descriptors of all processes together, by kind.
     pub descriptors: Option<BTreeMap<&'static str, u64>>,
-    /// What the kernel counts for the box.
+    /// The memory that the kernel counts for the box.
     pub memory_bytes: Option<u64>,
-    /// What its processes have in memory, each for itself.
+    /// The memory of each of its processes, added up. Shared pages count several times.
     pub resident_bytes: u64,
     pub cgroups: Vec<PathBuf>,
     pub namespaces: Option<Vec<HeldNamespace>>,
-    /// In its mount namespaces.
+    /// Mounts in its mount namespaces.
     pub mounts: Option<u64>,
-    /// On the host itself.
+    /// Mounts on the host itself.
     pub host_mounts: Vec<PathBuf>,
     /// Ports of the host's network on which the box listens.
     pub ports: Vec<HeldPort>,
@@ -63,7 +63,7 @@ pub struct HeldPort {
     pub pids: Vec<i32>,
 }
 
-/// What the look at all processes of a box has brought.
+/// What was seen in the processes of a box.
 #[derive(Debug, Default)]
 struct Seen {
     descriptors: BTreeMap<&'static str, u64>,
@@ -113,7 +113,7 @@ fn unified_directories(cgroup: &CgroupReader<'_>, tree: &CgroupTree) -> Vec<Path
 fn members(observation: &Observation, tree: &CgroupTree, processes: &Processes) -> BTreeSet<i32> {
     let mut members: BTreeSet<i32> = tree.members.iter().copied().collect();
     if let Some(keeper) = observation.keeper() {
-        // It may be younger than the list of processes.
+        // The keeper may be younger than the list of processes.
         members.insert(keeper.pid());
         members.extend(processes.descendants(keeper.pid()));
     }
@@ -209,7 +209,7 @@ fn ports(seen: &Seen, tree: &CgroupTree, listening: &[Listening]) -> Vec<HeldPor
     .collect()
 }
 
-/// Containment has none of its own.
+/// A contained box has no scratch space of its own.
 fn has_scratch(observation: &Observation) -> bool {
     observation.spec().is_some_and(|spec| spec.isolation == Isolation::Full)
 }

@@ -1,5 +1,5 @@
-//! What boxes of one state root have on the host under their own names, with or without a record.
-//! Only reads, and counts only objects that bear the tag of the state root.
+//! Objects on the host whose names belong to boxes of one state root, with or without a record. Only
+//! reads, and counts only objects with the tag of the state root.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::fs::CWD;
 use tare_kernel::cgroup::Cgroup;
+use tare_kernel::fds::open_directory;
 use tare_kernel::process::Process;
 use tare_kernel::procfs::Procfs;
 use tare_kernel::program;
@@ -29,7 +30,7 @@ pub struct HostObjects {
     pub cgroups: BTreeMap<BoxId, Vec<PathBuf>>,
     /// All processes of the host.
     pub pids: Vec<i32>,
-    /// Those that have the arguments of a keeper, read when they are needed.
+    /// Processes with the arguments of a keeper, read when they are needed.
     candidates: OnceLock<Candidates>,
     /// Keepers that were never started and whose creator is dead.
     strays: OnceLock<Vec<Process>>,
@@ -86,7 +87,8 @@ fn by_box(candidates: Vec<(BoxId, i32)>) -> Candidates {
     found
 }
 
-/// A directory that is gone, or in a v1 hierarchy, says nothing: the v2 one does.
+/// Returns whether a process may be in the cgroup. A v1 directory counts as empty: its processes are
+/// in the v2 directory of the box too.
 fn may_be_populated(cgroup: &Path) -> bool {
     let is_populated = Cgroup::open(cgroup).and_then(|cgroup| cgroup.is_populated());
     is_populated.unwrap_or_else(|error| error.kind() != io::ErrorKind::NotFound)
@@ -105,9 +107,9 @@ fn cgroups(root: &StateRoot) -> BTreeMap<BoxId, Vec<PathBuf>> {
     found
 }
 
+/// Returns the boxes that have a directory in this cgroup.
 pub fn boxes_in(parent: &Path, tag: &Tag) -> Vec<BoxId> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let entries = openat(CWD, parent, flags, Mode::empty()).and_then(rustix::fs::Dir::new);
+    let entries = open_directory(CWD, parent).and_then(rustix::fs::Dir::new);
     let entries = entries.into_iter().flatten().filter_map(Result::ok);
     let id = |entry: rustix::fs::DirEntry| layout::box_of(entry.file_name().to_str().ok()?, tag);
     entries.filter_map(id).collect()

@@ -1,8 +1,8 @@
 //! The proof: every box with all that it holds on the host now, and the differences between
 //! records and host.
 //!
-//! Only reads, makes nothing, asks no keeper: everything comes from the kernel. One pass over
-//! `/proc` serves all boxes; then each box is looked at once.
+//! This folder only reads, and asks no keeper: everything comes from the kernel. One pass over
+//! `/proc` serves all boxes. Then each box is observed once.
 
 pub(crate) mod census;
 pub(crate) mod compare;
@@ -66,7 +66,7 @@ pub enum KeptBy {
     Keeper { pid: i32 },
     /// The box has no keeper, and these processes live in it.
     Processes { pids: Vec<i32> },
-    /// The box is over: its record is kept for its retention.
+    /// The box has ended, and its record is kept for its retention.
     Retention { until: Timestamp },
     /// Nothing: only names are left.
     Nothing,
@@ -83,7 +83,7 @@ impl Audit {
         self.findings.iter().filter(|finding| finding.kind.is_unrecorded())
     }
 
-    /// Objects of a record that are not, or not so, on the host.
+    /// Objects of a record that are not on the host, or differ there.
     pub fn lost(&self) -> impl Iterator<Item = &Finding> {
         self.findings.iter().filter(|finding| !finding.kind.is_unrecorded())
     }
@@ -101,7 +101,7 @@ impl Serialize for Audit {
     }
 }
 
-/// Everything that boxes hold, and what of it should not be there.
+/// Lists everything that boxes hold, and every difference between records and host.
 pub fn audit(root: &StateRoot) -> Result<Audit, Error> {
     let objects = HostObjects::read(root);
     let processes = Processes::read(root, &objects.pids);
@@ -118,7 +118,7 @@ pub fn audit(root: &StateRoot) -> Result<Audit, Error> {
 
 /// How long [`audit_until_clean`] waits at most.
 const CLEAN_WITHIN: Duration = Duration::from_secs(10);
-/// Between two audits: nothing tells when records and host agree.
+/// The pause between two audits. The kernel does not report when records and host agree.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Audits until records and host agree, for at most ten seconds, and returns the last result.
@@ -157,8 +157,8 @@ fn audited(
     }
 }
 
-/// Where a box has its scratch space mounted on the host. Without privileges it is a directory
-/// there.
+/// Where the kept scratch space of a box is mounted on the host. `None` if it is a directory, as
+/// without privileges.
 fn mounted_scratch(at: BoxAt<'_>, observation: &Observation) -> Option<PathBuf> {
     if !observation.record.keeps_scratch() {
         return None;

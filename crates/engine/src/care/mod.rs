@@ -22,11 +22,10 @@ use crate::error::{Context, Error, Hint};
 use crate::holdings::name;
 use crate::host;
 use crate::host::layout::{self, BoxAt};
-use crate::host::processes::{all_pids, keeper_candidates};
 use crate::host::state_root;
 use crate::observe::identity;
 use crate::observe::state::Duty;
-use crate::observe::{GOES_WITHIN, Observation, Ownership, observe_locked};
+use crate::observe::{GOES_WITHIN, Observation, Ownership, observe_locked, observe_settled};
 use crate::record::damage::Damage;
 use crate::record::lines::{Reason, StuckLine};
 use crate::record::{LockedRecord, Record};
@@ -44,8 +43,8 @@ pub struct Effort<'a> {
 pub enum Goal<'a> {
     /// Do what is due, unless that failed a moment ago.
     Due,
-    /// Do what is due, and remove what is left of a box that is over, whose record is damaged, or
-    /// that has none. `found` says what was there, in sentences.
+    /// Do what is due, and remove what is left of a box that has ended, that has no record, or whose
+    /// record is damaged. `found` says what was there, in sentences.
     Clean { found: &'a [String] },
     /// End the box, as a user requested. Waits for the lock.
     End { leave: Leave, reason: Reason },
@@ -55,15 +54,15 @@ pub enum Goal<'a> {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum Outcome {
-    /// Nothing yet: it was only looked at.
+    /// Nothing was done yet.
     Planned,
-    /// It was done, and seen to be.
+    /// The box is settled, and tare has seen it.
     Done,
-    /// Another process is making, changing or ending it.
+    /// Another process is making, changing or ending the box.
     Busy,
     /// The box may live, or be in order. Only a user may end it.
     Left,
-    /// It could not be done within its bound; it is tried again.
+    /// The box could not be settled in time. A later command tries again.
     Stuck { step: String, reason: String },
 }
 
@@ -89,7 +88,10 @@ pub fn settle(at: BoxAt<'_>, effort: Effort<'_>) -> Result<Outcome, Error> {
     let decision = match effort.goal {
         Goal::End { leave, reason } => end_as_requested(at, &locked, leave, reason)?,
         Goal::Due | Goal::Clean { .. } => {
-            let Some(observation) = observe_settled(at, boxes)? else {
+            let until = Instant::now() + GOES_WITHIN;
+            let observed = observe_settled(at, boxes, until, observe_locked);
+            let doing = || format!("cannot observe box {}", at.id);
+            let Some(observation) = observed.context(doing)? else {
                 return Ok(Outcome::Done);
             };
             match decide(at, &observation, effort.goal, is_claimed) {
@@ -108,7 +110,7 @@ pub fn settle(at: BoxAt<'_>, effort: Effort<'_>) -> Result<Outcome, Error> {
     Ok(Outcome::Done)
 }
 
-/// What is due to the box, or what becomes of it without that.
+/// Decides what to do about a box. An error is the outcome of doing nothing.
 fn decide(
     at: BoxAt<'_>,
     observation: &Observation,
@@ -139,7 +141,7 @@ fn decide(
     let (leave, reason) = match observation.duty(boot_ns()) {
         Duty::Finish(reason) => (Leave::Record, reason),
         Duty::Remove(reason) => (Leave::Nothing, reason),
-        // What is left of it apart from its record.
+        // Only the record is to be left.
         Duty::Leave if observation.has_ended() && found.is_some() => {
             let reclaimed = reported(has_remains(at));
             return Ok(Decision { leave: Leave::Record, reason: Reason::Requested, reclaimed });
@@ -158,7 +160,7 @@ fn decide(
     Ok(Decision { leave, reason, reclaimed })
 }
 
-/// A box that failed to end is tried again when that is due. A sweep tries it at once.
+/// Returns whether to try again to end a box. A sweep and a user's command try at once.
 fn may_try(stuck: Option<&StuckLine>, goal: Goal<'_>) -> bool {
     match goal {
         Goal::Due => stuck.is_none_or(StuckLine::is_due),
@@ -166,7 +168,7 @@ fn may_try(stuck: Option<&StuckLine>, goal: Goal<'_>) -> bool {
     }
 }
 
-/// Whether a process left the box behind. Otherwise its time has passed.
+/// Returns whether a process left the box behind. Otherwise the box has ended as planned.
 fn is_leftover(observation: &Observation, reason: Reason) -> bool {
     match observation.ownership {
         Ownership::Unwritten | Ownership::Attached | Ownership::NotYetDetached => true,
@@ -184,7 +186,7 @@ fn end_as_requested(
     reason: Reason,
 ) -> Result<Decision, Error> {
     if let (Leave::Record, Some(damage @ Damage::Unreadable(_))) = (leave, &locked.damage) {
-        // It may say that it is to be kept.
+        // The record may say that the box is to be kept.
         return Err(Error::failed(format!("cannot end box {}", at.id))
             .caused_by(damage.to_string())
             .with_hint(Hint::Force));
@@ -193,35 +195,19 @@ fn end_as_requested(
     Ok(Decision { leave, reason, reclaimed: Vec::new() })
 }
 
-/// Observes a box whose record is ours, once more if the kernel was about to finish something.
-fn observe_settled(at: BoxAt<'_>, boxes: BorrowedFd<'_>) -> Result<Option<Observation>, Error> {
-    let look = || {
-        let record = Record::look(boxes, at.id).context(|| format!("cannot look at box {}", at.id));
-        Ok(record?.map(|record| observe_locked(at, record)))
-    };
-    match look()? {
-        Some(observation) if observation.await_change(at, Instant::now() + GOES_WITHIN) => look(),
-        other => Ok(other),
-    }
-}
-
-/// Whether anything of a box is on the host, apart from its record and names.
+/// Returns whether anything of a box is on the host, apart from its record and names.
 fn has_remains(at: BoxAt<'_>) -> bool {
-    let mut roots = host::parents::all(at.root).into_iter();
-    let candidates = || {
-        let candidates = keeper_candidates(&all_pids(), at.root.layout.tag()).into_iter();
-        candidates.filter(|(id, _)| id == at.id).map(|(_, pid)| pid)
-    };
-    roots.any(|root| layout::cgroup(&root, at.tagged_id()).is_dir())
-        || identity::find_unrecorded(at, candidates()).is_some()
+    let mut parents = host::parents::all(at.root).into_iter();
+    parents.any(|parent| layout::cgroup(&parent, at.tagged_id()).is_dir())
+        || identity::find_anywhere(at).is_some()
 }
 
-/// What became of an attempt to lock a record.
+/// The result of an attempt to lock a record.
 #[derive(Debug)]
 enum LockAttempt {
     Locked(Box<LockedRecord>),
-    /// The box had no record, and has an empty one now. Whatever happens, the next command goes
-    /// on with it.
+    /// The box had no record, and has an empty one now. If this process is killed, the next command
+    /// removes the box.
     Claimed(Box<LockedRecord>),
     Busy,
     Gone,
@@ -242,18 +228,15 @@ fn lock(at: BoxAt<'_>, boxes: BorrowedFd<'_>, effort: Effort<'_>) -> Result<Lock
                 claimed.context(|| format!("cannot make a record of box {}", at.id))?,
             )),
         },
-        // Its own tare, or another command, was faster.
+        // Its creator, or another command, was faster.
         (None, Goal::Due | Goal::End { .. }) => LockAttempt::Gone,
     })
 }
 
 /// Locks a record without waiting.
 fn try_lock(boxes: BorrowedFd<'_>, id: &BoxId, record: Record) -> LockAttempt {
-    // A record without its first line may be just made, by a process that is about to lock it.
-    // What is no directory is replaced by one, and a process that makes a record waits until
-    // creation is not paused.
-    let is_record = !record.damage.as_ref().is_some_and(Damage::has_no_directory);
-    let may_be_new = is_record && record.lines.created.is_none();
+    // A process may have made a record without a first line just now, and be about to lock it.
+    let may_be_new = !record.has_no_directory() && record.lines.created.is_none();
     if may_be_new && !state_root::pause_creation(boxes) {
         return LockAttempt::Busy;
     }

@@ -1,4 +1,4 @@
-//! Takes cgroups off the list of parents that no box needs any more.
+//! Removes cgroups from the list of parents when no box needs them any more.
 //!
 //! A box has its record, which names its parents, before it lists them. So while no record is
 //! being made, a parent that no record names and that has no cgroup of a box in it is not in use.
@@ -20,15 +20,15 @@ pub enum Forget {
     Unused,
 }
 
-/// Takes parents off the list. What is not done now is done by a later call: another process may
-/// be making a record.
+/// Removes parents from the list. While another process makes a record, nothing is removed; a later
+/// call does it.
 pub fn forget_parents(root: &StateRoot, which: Forget) {
     let tag = root.layout.tag();
     let is_over = |parent: &PathBuf| match which {
         Forget::Gone => !parent.exists(),
         Forget::Unused => boxes_in(parent, tag).is_empty(),
     };
-    let mut over: Vec<PathBuf> = parents::listed(&root.layout);
+    let mut over = parents::listed(&root.layout);
     over.retain(is_over);
     if over.is_empty() {
         return;

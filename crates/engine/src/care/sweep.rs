@@ -1,8 +1,8 @@
-//! The comparison of records and host, acting: every finding goes through [`settle`], and so does
-//! every box that is over.
+//! Acts on the comparison of records and host: settles every box with a finding, and every box that
+//! has ended.
 //!
-//! A sweep waits for no box for long: each has its bound, those that were stuck before come last,
-//! and only when all others are done some of the stuck get more time.
+//! A sweep does not wait long for any box. Boxes that were stuck before come last. When all others
+//! are done, some of the boxes that are stuck get more time.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -20,12 +20,12 @@ use crate::host::state_root;
 use crate::spec::BoxId;
 use crate::teardown::OTHERS_WITHIN;
 
-/// How long each box gets that did not end at once, when all others are done.
+/// How long each stuck box gets when all others are done.
 const PATIENT_WITHIN: Duration = Duration::from_secs(2);
-/// How long all of those get together.
+/// How long all stuck boxes get together.
 const PATIENT_FOR: Duration = Duration::from_secs(10);
 
-/// One box, or a process that belongs to none, and what became of it.
+/// One box, or a process that belongs to no box, and what the sweep did about it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Swept {
     #[serde(flatten)]
@@ -44,7 +44,7 @@ pub struct Swept {
 pub enum Subject {
     #[serde(rename = "id")]
     Box(BoxId),
-    /// A keeper that was never started, by its number.
+    /// The pid of a keeper that was never started.
     #[serde(rename = "pid")]
     Newborn(i32),
 }
@@ -58,7 +58,7 @@ pub fn plan(root: &StateRoot) -> Result<Vec<Swept>, Error> {
         let new = || Swept::new(Subject::Box(id.clone()));
         boxes.entry(id.clone()).or_insert_with(new).note(text, action);
     };
-    // First what is on the host and in no record.
+    // Objects without a record come first.
     let (unrecorded, missing): (Vec<_>, Vec<_>) =
         comparison.findings.iter().partition(|finding| finding.kind.is_unrecorded());
     for finding in unrecorded.into_iter().chain(missing) {
@@ -83,7 +83,7 @@ pub fn plan(root: &StateRoot) -> Result<Vec<Swept>, Error> {
             one.was_stuck = summary.is_stuck;
         }
     }
-    // Newborns first: they may hold the locks of boxes.
+    // Newborns come first, because they may hold the locks of boxes.
     let mut plan: Vec<Swept> = newborns.into_iter().chain(boxes.into_values()).collect();
     let left = plan.iter_mut().filter(|one| one.action == Action::Leave);
     left.for_each(|one| one.outcome = Outcome::Left);
@@ -91,7 +91,7 @@ pub fn plan(root: &StateRoot) -> Result<Vec<Swept>, Error> {
     Ok(plan)
 }
 
-/// Does it. What cannot be done is among what is returned.
+/// Sweeps, and returns the result for each box, also for those that could not be ended.
 pub fn sweep(root: &StateRoot) -> Result<Vec<Swept>, Error> {
     let mut plan = plan(root)?;
     if plan.iter().all(|one| one.action == Action::Leave) {
@@ -143,8 +143,7 @@ impl Swept {
     }
 }
 
-/// Kills a newborn that is still one: nothing of a box was started in it, and no process waits for
-/// it.
+/// Kills a keeper that was never started, if it still is one.
 fn end_newborn(pid: i32, within: Duration) -> Result<Outcome, Error> {
     let doing = || format!("cannot end process {pid}");
     let Some(stray) = host_objects::strays(&[pid]).pop() else {

@@ -4,17 +4,16 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use rustix::rand::{GetRandomFlags, getrandom};
 use tare_kernel::clock::boot_ns;
 
 use crate::care::{Effort, Goal, may_try, settle};
 use crate::error::{Context, Error, Hint};
 use crate::holdings::name::{self, Listing, NameLink, Names};
 use crate::host::layout::{Access, BoxAt, StateRoot};
-use crate::host::state_root;
+use crate::host::{random_below, state_root};
 use crate::observe::state::Duty;
 use crate::observe::view::{State, has_ended, no_box};
-use crate::observe::{GOES_WITHIN, Observation, observe};
+use crate::observe::{GOES_WITHIN, Observation, observe, observe_settled};
 use crate::record::Record;
 use crate::spec::{BoxId, Name, Tenant};
 use crate::teardown::OTHERS_WITHIN;
@@ -22,17 +21,16 @@ use crate::teardown::OTHERS_WITHIN;
 /// How many records one command looks at, so that on a host with thousands of live boxes it does
 /// not pay for all of them. A command that lists boxes looks at all.
 const LOOK_AT_MOST: usize = 16;
-/// Up to so many boxes every command reads all of their names, to choose from them. Of more, one
-/// command in so many looks at so many more: each pays the same on average, however many there
-/// are.
+/// Up to this many boxes, every command lists all of them and chooses some. With N times as many,
+/// one command in N lists them and looks at N times as many, so the average cost stays the same.
 const NAMES_MOST: usize = 256;
 
 const IN_PASSING: Effort<'static> = Effort { goal: Goal::Due, within: OTHERS_WITHIN };
 
-/// Looks after some boxes, from a random one on, and returns those that are gone. What cannot be
-/// ended now stays on record and is tried again.
+/// Looks after some boxes, from a random one on, and returns those that are gone. A box that cannot
+/// be ended now stays on record, and a later command tries again.
 pub fn tend(root: &StateRoot) -> Vec<BoxId> {
-    let Ok(boxes) = state_root::open_all(&root.layout) else {
+    let Ok(boxes) = state_root::open_boxes(&root.layout) else {
         return Vec::new();
     };
     let turns = state_root::count(boxes.as_fd()).div_ceil(NAMES_MOST).max(1);
@@ -48,7 +46,7 @@ pub fn tend(root: &StateRoot) -> Vec<BoxId> {
     ids
 }
 
-/// Keeps so many at most, from a random one on.
+/// Keeps `most` items, from a random one on.
 fn choose<T>(all: &mut Vec<T>, most: usize) {
     if all.len() > most {
         let start = random_below(all.len());
@@ -57,8 +55,8 @@ fn choose<T>(all: &mut Vec<T>, most: usize) {
     all.truncate(most);
 }
 
-/// Releases names that lead to no record, of so many names at most, and directories of tenants that
-/// have no name. A removal deletes the record before the name and the name before the directory,
+/// Looks at `most` names and releases those that lead to no record. Removes directories of tenants
+/// without a name. A removal deletes the record before the name and the name before the directory,
 /// and may have been killed in between.
 pub fn release_dangling_names(root: &StateRoot, boxes: BorrowedFd<'_>, most: usize) {
     if root.access == Access::ReadOnly {
@@ -93,7 +91,7 @@ pub fn settle_name_owner(root: &StateRoot, tenant: &Tenant, wanted: &Name) -> Re
     let boxes = state_root::boxes(root)?;
     match tended(root.at(&owner), boxes.as_fd(), Instant::now() + GOES_WITHIN) {
         Ok(None) => name::release(&root.layout, tenant, wanted, &owner),
-        // It may be a box that should be gone.
+        // The box may be one that should be gone.
         Ok(Some(observation)) => match observation.stuck_on() {
             Some(why) => Err(name::is_taken(wanted).caused_by(why)),
             None => Ok(()),
@@ -103,14 +101,14 @@ pub fn settle_name_owner(root: &StateRoot, tenant: &Tenant, wanted: &Name) -> Re
     }
 }
 
-/// Does what is due to one box, and returns what is left of it. Waits until this time at most for
-/// what the kernel is about to finish.
+/// Does what is due for one box, and observes it again. Returns `None` if the box is gone. Waits
+/// until this time at most for what the kernel is about to finish.
 pub fn tended(
     at: BoxAt<'_>,
     boxes: BorrowedFd<'_>,
     until: Instant,
 ) -> io::Result<Option<Observation>> {
-    let Some(observation) = look(at, boxes, until)? else {
+    let Some(observation) = observe_settled(at, boxes, until, observe)? else {
         return Ok(None);
     };
     if at.root.access == Access::ReadWrite
@@ -125,13 +123,13 @@ pub fn tended(
         Access::ReadWrite | Access::ReadOnly => return Ok(Some(observation)),
     }
     drop(observation);
-    // A box that cannot be ended says so in its record. One that is busy is another's to settle.
+    // The record says why a box could not be ended. Another process settles a box that is busy.
     settle(at, IN_PASSING).ok();
-    look(at, boxes, until)
+    observe_settled(at, boxes, until, observe)
 }
 
-/// Releases the old names of a box whose rename was killed. The lock of its record keeps a rename
-/// away that goes on now.
+/// Releases the old names of a box whose rename was killed. The lock of the record keeps other
+/// renames away.
 fn release_old_names(at: BoxAt<'_>, boxes: BorrowedFd<'_>) {
     let record = Record::look(boxes, at.id).ok().flatten();
     let locked = record.map(|record| record.lock(boxes, at.id, Duration::ZERO));
@@ -148,16 +146,6 @@ fn release_old_names(at: BoxAt<'_>, boxes: BorrowedFd<'_>) {
     }
 }
 
-/// Observes a box, once more if something about it was about to change: a record that seems to be
-/// wrong may have been read while another process wrote it.
-fn look(at: BoxAt<'_>, boxes: BorrowedFd<'_>, until: Instant) -> io::Result<Option<Observation>> {
-    let look = || Ok(Record::look(boxes, at.id)?.map(|record| observe(at, record)));
-    match look()? {
-        Some(observation) if observation.await_change(at, until) => look(),
-        other => Ok(other),
-    }
-}
-
 /// Looks after a box that a command names, and observes it.
 pub fn observe_tended(at: BoxAt<'_>) -> Result<Observation, Error> {
     let boxes = state_root::boxes(at.root)?;
@@ -167,7 +155,7 @@ pub fn observe_tended(at: BoxAt<'_>) -> Result<Observation, Error> {
         .ok_or_else(|| no_box(at.id.as_str()))
 }
 
-/// The record of a box whose keeper can answer.
+/// Returns the record of a box whose keeper can answer.
 pub fn awake(at: BoxAt<'_>) -> Result<Record, Error> {
     let observation = observe_tended(at)?;
     let problem =
@@ -179,10 +167,4 @@ pub fn awake(at: BoxAt<'_>) -> Result<Record, Error> {
         State::Stuck => Err(problem("is stuck", Hint::InspectOrForce)),
         State::Exited => Err(has_ended(at.id)),
     }
-}
-
-fn random_below(end: usize) -> usize {
-    let mut bytes = [0; 4];
-    getrandom(&mut bytes, GetRandomFlags::empty()).expect("the kernel has random bytes");
-    u32::from_ne_bytes(bytes) as usize % end
 }

@@ -8,19 +8,16 @@
 //! limit all the time, and nothing is wrong with it. MemAvailable of the host means the same. Swap
 //! is not counted. Pressure shows a lack of memory for caches, and the effect of `memory.high`.
 
-use std::fs::File;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use tare_kernel::cgroup::{Hierarchy, Version, hierarchies, version_at};
-use tare_kernel::fds::read_list;
 
 use crate::gauge::reading::{Counts, Gauge, Reading};
 use crate::gauge::reserve::OpenFile;
 use crate::gauge::sources::pressure;
-use crate::host::CgroupRoots;
 use crate::host::cgroups::{own_cgroup, reclaimable, shown_at};
 use crate::host::layout::StateRoot;
+use crate::host::{CgroupRoots, mount_table};
 
 /// How many cgroups are measured, from the nearest one up. Service managers do not nest deeper, and
 /// each cgroup costs descriptors.
@@ -91,9 +88,10 @@ impl OwnCgroups {
         self.pids.clear();
         self.memory.clear();
         self.memory_pressure = None;
-        let Some(mounted) = mounted() else {
+        let mounted = visible(hierarchies(&mount_table()));
+        if mounted.is_empty() {
             return;
-        };
+        }
         let attached = self.roots.of_caller(&now, self.detached.clone());
         let parents = [&attached, &self.detached];
         let boxes = parents.map(|it| it.pids.as_deref().or(it.unified.as_deref()));
@@ -113,8 +111,8 @@ impl OwnCgroups {
 }
 
 /// Opens the cgroups that count. The root of a hierarchy does not count, nor does a cgroup without
-/// the controller. `boxes` is where attached and detached boxes are made, `files` names the files of what is used, of the
-/// limit, and of the details.
+/// the controller. `boxes` is where attached and detached boxes are made. `files` names the files with
+/// what is used, the limit, and the details.
 fn open_all(
     cgroups: &[(Version, PathBuf)],
     boxes: [Option<&Path>; 2],
@@ -152,11 +150,6 @@ impl LimitedCgroup {
     fn reading(&self, gauge: Gauge, used: u64, limit: u64) -> Reading {
         Reading { counts: self.counts, ..Reading::new(gauge, used, limit, &self.limit_is) }
     }
-}
-
-fn mounted() -> Option<Vec<Hierarchy>> {
-    let table = File::open("/proc/self/mountinfo").and_then(|file| read_list(file.as_fd()));
-    Some(visible(hierarchies(&table.ok()?)))
 }
 
 /// Removes mounts that a later mount at the same place hides.

@@ -23,6 +23,7 @@ use tare_kernel::locks::{Lock, lock_within};
 use tare_kernel::step::step;
 
 use crate::history::steps::Sources;
+use crate::record::append_whole_line;
 use crate::time::from_now;
 
 /// The size of the whole file.
@@ -58,13 +59,13 @@ impl HistoryFile<'_> {
         }
         let line = self.line(sources, from_now(retention))?;
         let file = self.open(OFlags::RDWR | OFlags::CREATE)?;
-        lock_within("history locked", &file, Lock::Exclusive, LOCK_WITHIN)?;
+        lock_within("lock history", &file, Lock::Exclusive, LOCK_WITHIN)?;
         let length = length(&file)?;
         let is_full = length.saturating_add(line.len() as u64) > HISTORY_BYTES_MAX as u64;
         if is_full || self.is_first_over(&file) {
             self.trim_locked(&file)?;
         }
-        append(&file, &line)
+        append_whole_line(&file, &line)
     }
 
     /// Reserves the space for the lines of this many boxes, so that no history is lost if the disk
@@ -87,7 +88,7 @@ impl HistoryFile<'_> {
             file => file?,
         };
         // Reading goes on without the lock: a half-written line is skipped.
-        lock_within("history locked", &file, Lock::Shared, LOCK_WITHIN).ok();
+        lock_within("lock history", &file, Lock::Shared, LOCK_WITHIN).ok();
         let bytes = read_end(&file)?;
         Ok(self.kept(&bytes).into_iter().map(|(_, line)| line.sources).collect())
     }
@@ -106,7 +107,7 @@ impl HistoryFile<'_> {
     fn open(&self, how: OFlags) -> io::Result<File> {
         let mode = Mode::from_raw_mode(0o600);
         let open = || open_regular(CWD, self.path, how, mode);
-        Ok(File::from(step("history opened", open)?))
+        Ok(File::from(step("open history", open)?))
     }
 
     /// Returns whether the oldest line has expired, and trimming is worth the time.
@@ -131,7 +132,7 @@ impl HistoryFile<'_> {
             .flat_map(|(bytes, _)| bytes.iter().copied().chain([b'\n']))
             .collect();
         let reserved = length(file)?.min(HISTORY_BYTES_MAX as u64);
-        step("history trimmed", || {
+        step("trim history", || {
             file.write_all_at(&content, 0)?;
             file.set_len(content.len() as u64)
         })?;
@@ -158,26 +159,6 @@ impl HistoryFile<'_> {
         let line: StoredHistory = serde_json::from_slice(bytes).ok()?;
         (line.boot_id == self.boot_id && line.until_ns > boot_ns()).then_some(line)
     }
-}
-
-/// Appends the whole line or nothing.
-fn append(file: &File, line: &[u8]) -> io::Result<()> {
-    let end = length(file)?;
-    let mut last = [b'\n'];
-    if end > 0 {
-        file.read_exact_at(&mut last, end - 1)?;
-    }
-    // A process was killed in the middle of a line.
-    let separator: &[u8] = match last {
-        [b'\n'] => b"",
-        [_] => b"\n",
-    };
-    let bytes = [separator, line].concat();
-    let written = step("write the history", || file.write_all_at(&bytes, end));
-    if written.is_err() {
-        step("take back half a line of the history", || file.set_len(end))?;
-    }
-    written
 }
 
 /// Reserves this many bytes from the beginning of the file, also beyond its end.

@@ -8,7 +8,7 @@ use std::time::Instant;
 use rustix::fs::{FileType, FlockOperation, flock};
 
 use super::*;
-use crate::history::steps::{History, Now, tell};
+use crate::history::steps::{self, History, Now};
 use crate::record::lines::parse;
 use crate::spec::BoxId;
 
@@ -66,7 +66,7 @@ fn add(path: &Path, sources: &Sources, retention: Duration) {
 }
 
 fn told(sources: &Sources) -> History {
-    tell(sources, Now::read())
+    steps::history(sources, Now::read())
 }
 
 /// Returns the ids and the texts in the file.

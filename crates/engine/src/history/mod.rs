@@ -26,7 +26,7 @@ use crate::spec::BoxId;
 use crate::spec::name::with_key;
 use crate::spec::shown::quoted;
 
-/// How long the history of a box is kept that was not detached.
+/// How long the history of an attached box is kept.
 const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 
 const UNKNOWN: &str = "'tare ls -a' lists all; the history of a removed box is kept for its \
@@ -56,7 +56,7 @@ pub fn explain_recorded(at: BoxAt<'_>) -> Result<Explanation, Error> {
     }
     sources.oom = observation.is_live()
         && cgroup::oom_kills(&cgroup::roots_of(at, record), at.tagged_id()) > 0;
-    let history = steps::tell(&sources, Now::read());
+    let history = steps::history(&sources, Now::read());
     Ok(Explanation { state: Some(observation.state()), history })
 }
 
@@ -88,7 +88,7 @@ pub fn explain_former(root: &StateRoot, reference: &str) -> Result<Explanation, 
     if recorded.iter().any(|it| it.id == sources.id) {
         return explain_recorded(root.at(&sources.id));
     }
-    Ok(Explanation { state: None, history: steps::tell(sources, Now::read()) })
+    Ok(Explanation { state: None, history: steps::history(sources, Now::read()) })
 }
 
 /// A removed box whose history is kept.
@@ -141,10 +141,10 @@ pub fn reserve(root: &StateRoot) -> Result<(), Error> {
     reserved.context(|| format!("cannot make room for the history in {}", path.display()))
 }
 
-/// Keeps the history of a box that another process than its creator removes. `oom` says that the
-/// kernel killed a process for memory, if the record does not say it.
+/// Keeps the history of a box that a process other than its creator removes. `oom`: the kernel killed
+/// a process for memory, and the record does not say it.
 pub fn keep(at: BoxAt<'_>, record: &Record, removal: Removal, oom: bool) {
-    // Without even the line of the creation, the box was never announced.
+    // Without even its first line, the box was never announced to a user.
     if record.lines.created.is_none() && record.lines.keeper.is_none() {
         return;
     }

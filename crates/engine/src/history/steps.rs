@@ -7,7 +7,7 @@
 //!                      the history file
 //! ```
 //!
-//! A live box and a removed box take the same path: [`tell`] is a pure function of the sources.
+//! A live box and a removed box take the same path: [`history`] is a pure function of the sources.
 //! It believes nothing that a keeper wrote. No step is longer than a line, is before the box or
 //! after now, or reaches a terminal as anything but visible characters.
 
@@ -150,16 +150,7 @@ impl Sources {
 
     /// Returns the tenant that the box belonged to; `None` if nothing says it.
     pub fn tenant(&self) -> Option<&Tenant> {
-        self.lines.iter().find_map(|line| match line {
-            Line::Created(created) => Some(&created.spec.tenant),
-            Line::Keeper(_)
-            | Line::Renamed(_)
-            | Line::Updated(_)
-            | Line::Removing(_)
-            | Line::Stuck(_)
-            | Line::Ending(_)
-            | Line::Ended(_) => None,
-        })
+        self.lines.iter().find_map(Line::created).map(|created| &created.spec.tenant)
     }
 
     /// Returns the names that the box had, the last one last.
@@ -235,8 +226,8 @@ fn drop_middle<T>(list: &mut Vec<T>) -> u64 {
     list.drain(first..first + count).count() as u64
 }
 
-/// Tells everything that the sources say, up to `now`.
-pub fn tell(sources: &Sources, now: Now) -> History {
+/// Returns the history that the sources describe, up to `now`.
+pub fn history(sources: &Sources, now: Now) -> History {
     let removed = sources.removal.map(|removal| Now { at: removal.at, ns: removal.at_ns });
     let now = removed.unwrap_or(now);
     let mut steps = Steps { beginning: beginning(sources, now), now, list: Vec::new() };
@@ -326,10 +317,8 @@ fn step(at: Timestamp, created_at: Timestamp, event: StepKind, text: &str) -> St
 
 /// When the box was created. If the record does not say it, this is the first time that is known.
 fn beginning(sources: &Sources, now: Now) -> Now {
-    let created = sources.lines.iter().find_map(|line| {
-        let Line::Created(created) = line else { return None };
-        Some(Now { at: created.created_at, ns: created.created_ns })
-    });
+    let created = sources.lines.iter().find_map(Line::created);
+    let created = created.map(|it| Now { at: it.created_at, ns: it.created_ns });
     created.unwrap_or_else(|| {
         let lines = sources.lines.iter().map(Line::at_ns);
         let ns = lines.chain(sources.events.iter().map(event_ns)).min();

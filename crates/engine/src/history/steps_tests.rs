@@ -63,7 +63,7 @@ fn sources(lines: &[String], ended: Option<Ended>, events: Vec<Event>) -> Source
 }
 
 fn told(lines: &[String], ended: Option<Ended>, events: Vec<Event>) -> History {
-    tell(&sources(lines, ended, events), now(10_000))
+    history(&sources(lines, ended, events), now(10_000))
 }
 
 fn kinds(story: &History) -> Vec<StepKind> {
@@ -91,7 +91,7 @@ fn lines_and_events_are_one_story_in_the_order_of_their_times() {
         at_ns: at(60),
     };
     let sources = Sources { removal: Some(removal), ..sources(&lines, None, events) };
-    let story = tell(&sources, now(10_000));
+    let story = history(&sources, now(10_000));
     let expected = [
         (0, "created: sh -c true"),
         (10, "its command runs"),
@@ -208,11 +208,11 @@ fn sources_that_are_too_long_lose_their_middle() {
     let lines = [created(&"x".repeat(1000)), line.clone(), line];
     let mut sources = sources(&lines, None, many.collect());
     assert!(sources.shorten());
-    let story = tell(&sources, now(10_000));
+    let story = history(&sources, now(10_000));
     assert!(story.steps[0].text.ends_with("xxx..."), "{}", story.steps[0].text);
     assert_eq!((story.steps.len(), story.forgotten), (62, 0));
     while sources.shorten() {}
-    let story = tell(&sources, now(10_000));
+    let story = history(&sources, now(10_000));
     let times: Vec<u64> = story.steps.iter().map(|step| step.after_ms).collect();
     assert_eq!(times, [0, 5, 10, 69]);
     assert_eq!(story.names, ["web", "b"]);

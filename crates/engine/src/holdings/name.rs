@@ -1,5 +1,5 @@
-//! A box's name: the link `names/<tenant>/<name>` to its id, so that taking a name and saying
-//! whose it is are one step.
+//! A box's name: the link `names/<tenant>/<name>` to its id. One system call takes the name and
+//! records its owner.
 //!
 //! The directory of a tenant is made for its first name and removed after its last one. No lock is
 //! needed for that: rmdir(2) fails while a name is in the directory, and symlink(2) fails with
@@ -34,7 +34,7 @@ pub fn acquire(layout: &Layout, tenant: &Tenant, name: &Name, id: &BoxId) -> Res
     let names = open_or_make(layout).context(doing)?;
     let take = || {
         let directory = make_tenant(&names, tenant)?;
-        step("name taken", || symlinkat(id.as_str(), &directory, name.as_str()))
+        step("take name", || symlinkat(id.as_str(), &directory, name.as_str()))
     };
     let is_settled = |taken: &rustix::io::Result<()>| *taken != Err(Errno::NOENT);
     let taken = (0..ATTEMPTS).map(|_| take()).find(is_settled).unwrap_or(Err(Errno::NOENT));
@@ -52,7 +52,7 @@ fn make_tenant(names: &OwnedFd, tenant: &Tenant) -> rustix::io::Result<OwnedFd> 
         other => return other,
     }
     let make = || mkdirat(names, tenant.as_str(), Mode::RWXU);
-    match step("tenant directory made", make) {
+    match step("make tenant directory", make) {
         Ok(()) | Err(Errno::EXIST) => open_directory(names, tenant.as_str()),
         Err(errno) => Err(errno),
     }
@@ -130,7 +130,7 @@ pub struct Listing {
 #[derive(Debug)]
 pub struct NameLink {
     pub tenant: Tenant,
-    /// Maybe not a name that tare would give to a box.
+    /// It may not be a valid name of a box.
     pub name: String,
     pub id: BoxId,
 }
@@ -211,18 +211,18 @@ pub fn release(layout: &Layout, tenant: &Tenant, name: &Name, id: &BoxId) -> Res
 pub struct Names(OwnedFd);
 
 impl Names {
-    /// Locks the names, and waits so long at most. `None` where there are no names.
+    /// Locks the names, and waits for `within` at most. Returns `None` if there is no name.
     pub fn lock(layout: &Layout, within: Duration) -> io::Result<Option<Self>> {
         let names = match step("open names", || open(layout)) {
             Err(Errno::NOENT) => return Ok(None),
             names => names?,
         };
-        lock_within("names locked", &names, Lock::Exclusive, within)?;
+        lock_within("lock names", &names, Lock::Exclusive, within)?;
         Ok(Some(Self(names)))
     }
 
-    /// Lets go of the name if it is this box's; whether it was. The last name of a tenant takes the
-    /// tenant's directory along.
+    /// Releases the name if it leads to this box, and returns whether it did. Removes the directory
+    /// of the tenant after its last name.
     pub fn release(&self, tenant: &Tenant, name: &str, id: &BoxId) -> io::Result<bool> {
         let directory = match open_directory(&self.0, tenant.as_str()) {
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(false),
@@ -233,7 +233,7 @@ impl Names {
         Ok(was_held)
     }
 
-    /// Lets go of every name that is this box's: of one whose record does not say which.
+    /// Releases every name that leads to this box, for a record that does not say the names.
     pub fn release_all(&self, id: &BoxId) -> io::Result<()> {
         for tenant in tenants(&self.0) {
             let Ok(directory) = open_directory(&self.0, tenant.as_str()) else {
@@ -250,14 +250,14 @@ impl Names {
     /// Removes the directory of a tenant that has no name.
     pub fn remove_empty(&self, tenant: &Tenant) -> io::Result<()> {
         let remove = || unlinkat(&self.0, tenant.as_str(), AtFlags::REMOVEDIR);
-        match step("tenant directory removed", remove) {
+        match step("remove tenant directory", remove) {
             Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => Ok(()),
             Err(errno) => Err(errno.into()),
         }
     }
 }
 
-/// Removes the name if it is this box's; whether it was.
+/// Removes the name if it leads to this box, and returns whether it did.
 fn unlink<P: rustix::path::Arg + Copy>(
     directory: &OwnedFd,
     name: P,
@@ -268,7 +268,7 @@ fn unlink<P: rustix::path::Arg + Copy>(
         Ok(_) | Err(Errno::NOENT | Errno::INVAL) => return Ok(false),
         Err(errno) => return Err(errno.into()),
     }
-    match step("name released", || unlinkat(directory, name, AtFlags::empty())) {
+    match step("release name", || unlinkat(directory, name, AtFlags::empty())) {
         Ok(()) | Err(Errno::NOENT) => Ok(true),
         Err(errno) => Err(errno.into()),
     }
@@ -283,7 +283,7 @@ fn open_or_make(layout: &Layout) -> rustix::io::Result<OwnedFd> {
     open(layout)
 }
 
-/// Never through a link: names are made and removed in the state root alone.
+/// Opens `names/`, never through a link: tare makes and removes names only in the state root.
 fn open(layout: &Layout) -> rustix::io::Result<OwnedFd> {
     open_directory(CWD, layout.names())
 }

@@ -1,9 +1,9 @@
-//! A scratch space that is kept after its box: in the box's record, where it
-//! outlives every process. Without `--keep` it is a tmpfs in the box's mount
-//! namespace, which the kernel frees.
+//! The scratch space of a box with `--keep`. It is in the box's record and outlives every process.
+//! Without `--keep`, the scratch space is a tmpfs in the box's mount namespace, which the kernel
+//! frees.
 //!
-//! As root it is a tmpfs with the size that was asked for. Without privileges
-//! nothing can be mounted on the host: then it is a directory without a limit.
+//! As root it is a tmpfs with the requested size. Without privileges tare cannot mount anything on
+//! the host, so it is a directory without a limit.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -19,11 +19,10 @@ use crate::error::{Context, Error, ErrorKind};
 use crate::holdings::{Holding, Place, ReleaseAt, Tree};
 use crate::host::layout::{Layout, SCRATCH};
 use crate::record::Record;
-use crate::spec::BoxId;
-use crate::spec::Limits;
+use crate::spec::{BoxId, Limits};
 
-/// Makes it in the open record of the box, whose user 0 is `first_uid` of the
-/// host, or the caller.
+/// Makes the scratch space in the open record. `first_uid` is the host's id of the box's user 0;
+/// `None`: it is the caller's.
 pub fn acquire(
     layout: &Layout,
     record: BorrowedFd<'_>,
@@ -35,10 +34,8 @@ pub fn acquire(
     if first_uid.is_none() && limits.scratch_bytes.is_explicit() {
         return Err(cannot_limit());
     }
-    step("place of the scratch space made", || {
-        mkdirat(record, SCRATCH, Mode::from_raw_mode(0o700))
-    })
-    .context(doing)?;
+    step("make place of scratch space", || mkdirat(record, SCRATCH, Mode::from_raw_mode(0o700)))
+        .context(doing)?;
     match first_uid {
         Some(first) => mounted(record, limits, first).context(doing),
         None => {
@@ -98,8 +95,7 @@ fn may_keep(record: &Record) -> bool {
     created.is_none_or(|created| created.detached.as_ref().is_some_and(|options| options.keep))
 }
 
-/// Takes it away with all that is in it. Absent, and no mount at all, are as
-/// wanted.
+/// Unmounts and removes the scratch space with everything in it. Succeeds if there is none.
 fn release(layout: &Layout, record: BorrowedFd<'_>, id: &BoxId) -> Result<(), Error> {
     let doing = || format!("cannot release the scratch space of box {id}");
     unmount(layout, id).and_then(|()| tree::remove(record, c"scratch")).context(doing)
@@ -117,10 +113,10 @@ fn unmount(layout: &Layout, id: &BoxId) -> io::Result<()> {
     Err(Errno::BUSY.into())
 }
 
-/// One, unless another process mounted there too.
+/// How many mounts are removed there. There is one, unless another process mounted there too.
 const STACKED_MAX: usize = 16;
 
-/// EINVAL: nothing is mounted there. EPERM: we may mount nothing, so we have not.
+/// EINVAL: nothing is mounted there. EPERM: this process may not mount, so it has not.
 fn is_absent(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw_os_error);
     matches!(errno, Some(Errno::INVAL | Errno::NOENT | Errno::PERM | Errno::NOTDIR))

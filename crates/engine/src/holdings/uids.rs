@@ -1,9 +1,9 @@
 //! The uid range of a box: 65,536 host ids that no other box has.
 //!
-//! A claim is a lock on one byte of a file, held by the keeper: it ends with
-//! the box, whichever other process dies. Nothing is left to release. The kernel keeps the locks
-//! of a file in one list, which it walks whenever one of its descriptors is closed: so
-//! that thousands of boxes are not in each other's way there are several files.
+//! A claim is a lock on one byte of a file, held by the keeper. It ends with the box, whichever other
+//! process dies, so there is nothing to release. The kernel keeps the locks of a file in one list and
+//! walks it whenever a descriptor of the file is closed. There are several files, so that thousands
+//! of boxes do not slow each other down.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,23 +11,23 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
-use rustix::rand::{GetRandomFlags, getrandom};
 use tare_kernel::fds::{open_directory, open_regular};
 use tare_kernel::locks::claim_byte;
 use tare_kernel::step::step;
 
 use crate::error::{Context, Error, ErrorKind};
 use crate::host::layout::Layout;
+use crate::host::random_below;
 use crate::host::state_root::make_private;
 
-/// Width of a range: what a distribution expects to exist.
+/// The width of a range. Distributions expect this many ids.
 pub const COUNT: u32 = 65_536;
-/// Below lie people's and services' ids and the ranges of /etc/subuid.
+/// Lower ids belong to users, to services and to the ranges of /etc/subuid.
 const FIRST: u32 = 0x5800_0000;
-/// From here on systemd's foreign ids, then numbers that are negative to some.
+/// From here on there are systemd's foreign ids, and ids that some programs read as negative.
 const END: u32 = 0x7ffe_0000;
-/// From one range to the next. Not its width: the kernel tells users apart by the
-/// last bits of their numbers first, and those of all boxes would be the same.
+/// The distance between two ranges. It is not the width, because the kernel hashes users by the last
+/// bits of their ids, and those would be the same in all boxes.
 const STRIDE: u32 = COUNT + 1;
 const SLOTS: u32 = (END - FIRST) / STRIDE;
 /// How many files there are.
@@ -35,9 +35,9 @@ const FILES: u32 = 16;
 
 #[derive(Debug)]
 pub struct UidRange {
-    /// Host id of box id 0; never 0.
+    /// The host's id of the box's user 0; never 0.
     pub first: u32,
-    /// To be held by the keeper.
+    /// The keeper holds it.
     pub claim: OwnedFd,
 }
 
@@ -46,7 +46,8 @@ pub fn acquire(layout: &Layout) -> Result<UidRange, Error> {
     let path = layout.uid_claims();
     let doing = || format!("cannot claim a uid range in {}", path.display());
     let directory = open_claims(&path).context(doing)?;
-    let start = random_slot();
+    // The ranges of other state roots are not known here, and a random range is most likely free.
+    let start = u32::try_from(random_below(SLOTS as usize)).unwrap_or(0);
     for step in 0..SLOTS {
         let slot = (start + step) % SLOTS;
         let file = open_file(&directory, slot % FILES).context(doing)?;
@@ -71,7 +72,7 @@ pub fn foreign(layout: &Layout) -> Vec<PathBuf> {
     foreign.map(|entry| entry.path()).collect()
 }
 
-/// Never through a link: it is made in the state root alone.
+/// Opens `claims/`, never through a link: tare makes it only in the state root.
 fn open_claims(path: &Path) -> rustix::io::Result<OwnedFd> {
     let open = || open_directory(CWD, path);
     match open() {
@@ -86,18 +87,10 @@ fn open_claims(path: &Path) -> rustix::io::Result<OwnedFd> {
 fn open_file(directory: &OwnedFd, number: u32) -> io::Result<OwnedFd> {
     let flags = OFlags::WRONLY | OFlags::CREATE;
     let name = number.to_string();
-    step("claims opened", || {
+    step("open claims", || {
         let mode = Mode::from_raw_mode(0o600);
         open_regular(directory.as_fd(), &*name, flags, mode)
     })
-}
-
-/// Anywhere: ranges of other state roots are unknown here, and a random place
-/// is most likely not theirs.
-fn random_slot() -> u32 {
-    let mut bytes = [0; 4];
-    getrandom(&mut bytes, GetRandomFlags::empty()).expect("the kernel has random bytes");
-    u32::from_ne_bytes(bytes) % SLOTS
 }
 
 #[cfg(test)]

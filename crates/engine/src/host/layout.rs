@@ -1,5 +1,5 @@
-//! Every name that a box may have on the host, as a pure function of the roots,
-//! the tag of its state root and its id. Nothing here touches the host.
+//! Every name that a box may have on the host, as a pure function of the roots, the tag of the state
+//! root and the box's id. Nothing here touches the host.
 //!
 //! Functions of the engine take a [`StateRoot`], or a [`BoxAt`] if they are about one box.
 
@@ -18,13 +18,12 @@ pub struct StateRoot {
     pub layout: Layout,
     pub host: Host,
     pub access: Access,
-    /// The cgroup below which boxes are made that the user chose; `None`: the root of each
-    /// hierarchy.
+    /// The cgroup that the user chose for new boxes; `None`: the root of each hierarchy.
     pub cgroup_parent: Option<CgroupParent>,
     pub on_reclaimed: OnReclaimed,
 }
 
-/// Whether boxes that need it are looked after.
+/// Whether this process may change boxes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     ReadWrite,
@@ -162,8 +161,7 @@ pub fn cgroup(root: &Path, of: TaggedId<'_>) -> PathBuf {
     root.join(format!("tare-{}-{}", of.tag, of.id))
 }
 
-/// The box whose directory in a cgroup hierarchy has this name, if it is one of the
-/// state root with this tag.
+/// The box whose cgroup directory has this name, if it is a box of the state root with this tag.
 pub fn box_of(name: &str, tag: &Tag) -> Option<BoxId> {
     let tagged = name.strip_prefix("tare-")?.strip_prefix(tag.as_str())?;
     BoxId::parse(tagged.strip_prefix('-')?)

@@ -15,6 +15,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use rustix::process::{getegid, geteuid};
+use rustix::rand::{GetRandomFlags, getrandom};
 use rustix::thread::{CapabilitySet, capabilities};
 use tare_kernel::fds::{read_list, read_text};
 use tare_kernel::idmap;
@@ -23,11 +24,11 @@ pub use cgroups::CgroupRoots;
 
 use cgroups::OpenRoots;
 
-/// A name that the host has until it is started again.
+/// The file with the random id of this boot.
 pub const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// What root needs to make boxes with ids of their own: mounts and cgroups, pipes and
-/// files that belong to those ids, id maps, and signals to the keeper, which is one of them.
+/// The capabilities that root needs to make boxes with ids of their own: for mounts and cgroups,
+/// for files of those ids, for id maps, and to signal the keeper, which has such an id.
 const PRIVILEGES: CapabilitySet = CapabilitySet::SYS_ADMIN
     .union(CapabilitySet::CHOWN)
     .union(CapabilitySet::DAC_OVERRIDE)
@@ -66,7 +67,7 @@ impl Host {
         }
     }
 
-    /// Whether id maps, mounts and cgroups of the host are ours to make.
+    /// Returns whether tare may make id maps, mounts and cgroups of the host.
     pub fn is_privileged(&self) -> bool {
         self.uid == 0 && self.is_in_first_user_namespace && self.has_privileges
     }
@@ -76,12 +77,20 @@ impl Host {
     }
 }
 
+/// A random number below `end`, which must not be 0.
+pub fn random_below(end: usize) -> usize {
+    let mut bytes = [0; 4];
+    getrandom(&mut bytes, GetRandomFlags::empty()).expect("the kernel has random bytes");
+    u32::from_ne_bytes(bytes) as usize % end
+}
+
 /// Reads a file of the kernel. Empty if the kernel does not show it.
 pub fn read(path: &str) -> String {
     let text = File::open(path).and_then(|file| read_text(file.as_fd()));
     text.unwrap_or_default()
 }
 
+/// The mounts that this process sees. Empty if the kernel does not show them.
 pub fn mount_table() -> String {
     let table = File::open("/proc/self/mountinfo").and_then(|file| read_list(file.as_fd()));
     table.unwrap_or_default()

@@ -1,5 +1,5 @@
-//! A look at very many things, shared among a few threads: what it takes is the
-//! kernel's time, and the kernel has as many hands as the host has processors.
+//! Maps over many items with a few threads. The work is system calls, which the kernel runs in
+//! parallel on all processors.
 
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,8 +9,8 @@ use std::thread;
 const THREADS_MAX: usize = 8;
 /// For fewer items, starting another thread costs more than it saves.
 const EACH_MIN: usize = 64;
-/// What a thread takes at a time: one that meets a slow box holds up no other.
-const SHARE: usize = 16;
+/// How many items a thread takes at a time, so that a slow item delays only a few others.
+const CHUNK: usize = 16;
 
 /// Returns what `look` returns for each item, in their order. If no other thread can be started,
 /// the calling thread does all of it.
@@ -19,16 +19,16 @@ pub fn map<T: Sync, R: Send>(all: &[T], look: impl Fn(&T) -> R + Sync) -> Vec<R>
     if others == 0 {
         return all.iter().map(look).collect();
     }
-    let shares: Vec<&[T]> = all.chunks(SHARE).collect();
+    let chunks: Vec<&[T]> = all.chunks(CHUNK).collect();
     let next = AtomicUsize::new(0);
     let work = || {
         let mut done = Vec::new();
         loop {
             let number = next.fetch_add(1, Ordering::Relaxed);
-            let Some(share) = shares.get(number) else {
+            let Some(chunk) = chunks.get(number) else {
                 return done;
             };
-            done.push((number, share.iter().map(&look).collect::<Vec<R>>()));
+            done.push((number, chunk.iter().map(&look).collect::<Vec<R>>()));
         }
     };
     let mut done = thread::scope(|scope| {
@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn results_come_in_the_order_of_the_items() {
-        for count in [0, 1, EACH_MIN, 1000, SHARE * 100 + 1] {
+        for count in [0, 1, EACH_MIN, 1000, CHUNK * 100 + 1] {
             let all: Vec<usize> = (0..count).collect();
             let doubled = map(&all, |number| number * 2);
             assert_eq!(doubled, all.iter().map(|it| it * 2).collect::<Vec<_>>());

@@ -1,16 +1,17 @@
 //! The list of cgroups below which boxes are made: `STATE/parents`, one link for each directory.
 //!
-//! A box may be made below any cgroup. Its record says where. The list is for what no record says:
-//! an audit and a sweep look for leftovers in every listed directory. A directory is listed before
-//! the first box is made in it. The directories of [`CgroupRoots`] that every tare finds by itself
-//! are not listed. tare never makes a parent, and never removes one.
+//! A box may be made below any cgroup, and its record says where. For leftovers without a record,
+//! audit and sweep look in every listed directory. tare lists a directory before it makes the first
+//! box in it. The directories of [`CgroupRoots`] that every tare finds by itself are not listed.
+//! tare never makes a parent, and never removes one.
 
 use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, openat, readlinkat, symlinkat, unlinkat};
+use rustix::fs::{AtFlags, CWD, Dir, readlinkat, symlinkat, unlinkat};
 use rustix::io::Errno;
+use tare_kernel::fds::open_directory;
 use tare_kernel::step::step;
 
 use crate::error::{Context, Error};
@@ -35,7 +36,7 @@ pub fn list(root: &StateRoot, parents: &CgroupRoots) -> Result<bool, Error> {
 
 fn add(layout: &Layout, parent: &Path) -> io::Result<bool> {
     let link = layout.parents().join(name_of(parent));
-    let add = || step("parent listed", || symlinkat(parent, CWD, &link));
+    let add = || step("list parent", || symlinkat(parent, CWD, &link));
     let added = add().or_else(|errno| match errno {
         Errno::NOENT => {
             make_private(&layout.parents())?;
@@ -63,8 +64,7 @@ pub fn all(root: &StateRoot) -> Vec<PathBuf> {
 
 /// Returns the directories on the list. A list that cannot be read is empty.
 pub fn listed(layout: &Layout) -> Vec<PathBuf> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let Ok(directory) = openat(CWD, layout.parents(), flags, Mode::empty()) else {
+    let Ok(directory) = open_directory(CWD, layout.parents()) else {
         return Vec::new();
     };
     let entries = Dir::read_from(&directory).into_iter().flatten().filter_map(Result::ok);
@@ -79,7 +79,7 @@ pub fn listed(layout: &Layout) -> Vec<PathBuf> {
 /// Takes a directory off the list.
 pub fn remove(layout: &Layout, parent: &Path) -> io::Result<()> {
     let link = layout.parents().join(name_of(parent));
-    match step("parent unlisted", || unlinkat(CWD, &link, AtFlags::empty())) {
+    match step("unlist parent", || unlinkat(CWD, &link, AtFlags::empty())) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(errno) => Err(errno.into()),
     }

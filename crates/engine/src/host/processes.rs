@@ -1,4 +1,4 @@
-//! The processes of the host, and those among them that are called like a keeper. Only reads.
+//! The processes of the host, and those among them that have the arguments of a keeper. Only reads.
 
 use tare_control::KEEPER_NAME;
 use tare_kernel::procfs::Procfs;

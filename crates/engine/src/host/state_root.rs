@@ -1,23 +1,19 @@
-//! The directory that all state is in, and the list of boxes in it. It belongs to the caller alone,
-//! and is made if it is missing.
+//! The directory that contains all state, and the list of boxes in it. It belongs to the caller
+//! alone, and tare makes it if it is missing.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{
-    AtFlags, CWD, FlockOperation, Mode, OFlags, RawDir, flock, fstat, mkdirat, openat, statat,
-};
+use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, RawDir, flock, fstat, mkdirat, statat};
 use rustix::io::Errno;
+use tare_kernel::fds::open_directory;
 use tare_kernel::step::step;
 
 use crate::error::{Context, Error};
 use crate::host::layout::{Access, Layout, StateRoot};
 use crate::host::obstacle::{Step, explained};
 use crate::spec::BoxId;
-
-const DIRECTORY: OFlags =
-    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// Creates the state root if it is missing, and checks that it belongs to the caller and
 /// that no other user can write to it.
@@ -48,7 +44,7 @@ fn missing_parent<'a>(layout: &'a Layout, error: &io::Error) -> Option<&'a Path>
 
 /// Checks a state root without changing it. One that is missing is accepted.
 pub fn inspect(layout: &Layout) -> Result<(), Error> {
-    match openat(CWD, layout.root(), DIRECTORY, Mode::empty()) {
+    match open_directory(CWD, layout.root()) {
         Ok(root) => check(layout, &root),
         Err(Errno::NOENT) => Ok(()),
         Err(errno) => Err(errno).context(|| format!("cannot look at {}", layout.root().display())),
@@ -68,8 +64,8 @@ fn check(layout: &Layout, root: &OwnedFd) -> Result<(), Error> {
 }
 
 fn open_or_make(layout: &Layout) -> io::Result<OwnedFd> {
-    let open = || openat(CWD, layout.root(), DIRECTORY, Mode::empty());
-    match step("state root opened", open) {
+    let open = || open_directory(CWD, layout.root());
+    match step("open state root", open) {
         Ok(root) => return Ok(root),
         Err(Errno::NOENT) => {}
         Err(errno) => return Err(errno.into()),
@@ -77,18 +73,21 @@ fn open_or_make(layout: &Layout) -> io::Result<OwnedFd> {
     for directory in [layout.root().to_owned(), layout.boxes(), layout.names()] {
         make_private(&directory)?;
     }
-    Ok(step("state root opened", open)?)
+    Ok(step("open state root", open)?)
 }
 
 /// The directory of all records; `None` where there has never been a box.
 pub fn boxes_if_any(root: &StateRoot) -> Result<Option<OwnedFd>, Error> {
-    open_all_if_any(&root.layout).context(|| cannot_open(root))
+    match open_directory(CWD, root.layout.boxes()) {
+        Err(Errno::NOENT) => Ok(None),
+        opened => opened.map(Some).context(|| cannot_open(root)),
+    }
 }
 
 /// The directory of all records. Opening it to change boxes makes it.
 pub fn boxes(root: &StateRoot) -> Result<OwnedFd, Error> {
     match root.access {
-        Access::ReadWrite => open_all(&root.layout).context(|| cannot_open(root)),
+        Access::ReadWrite => open_boxes(&root.layout).context(|| cannot_open(root)),
         Access::ReadOnly => boxes_if_any(root)?.ok_or(Errno::NOENT).context(|| cannot_open(root)),
     }
 }
@@ -97,26 +96,12 @@ fn cannot_open(root: &StateRoot) -> String {
     format!("cannot open {}", root.layout.boxes().display())
 }
 
-/// The directory of all records, if it is there.
-pub fn open_all_if_any(layout: &Layout) -> io::Result<Option<OwnedFd>> {
-    match openat(CWD, layout.boxes(), DIRECTORY, Mode::empty()) {
-        Ok(boxes) => Ok(Some(boxes)),
-        Err(Errno::NOENT) => Ok(None),
-        Err(errno) => Err(errno.into()),
-    }
-}
-
-/// The directory of all records.
-pub fn open_all(layout: &Layout) -> io::Result<OwnedFd> {
-    Ok(open_boxes(&layout.boxes())?)
-}
-
 /// Opens the directory of records, and makes it if it is missing.
-pub fn open_boxes(boxes: &Path) -> rustix::io::Result<OwnedFd> {
-    let open = || openat(CWD, boxes, DIRECTORY, Mode::empty());
-    match step("records opened", open) {
+pub fn open_boxes(layout: &Layout) -> rustix::io::Result<OwnedFd> {
+    let open = || open_directory(CWD, layout.boxes());
+    match step("open records", open) {
         Err(Errno::NOENT) => {
-            make_private(boxes)?;
+            make_private(&layout.boxes())?;
             open()
         }
         other => other,
@@ -126,16 +111,16 @@ pub fn open_boxes(boxes: &Path) -> rustix::io::Result<OwnedFd> {
 /// Makes a directory that only its owner can use. Another process may make it at the same time.
 pub fn make_private(directory: &Path) -> rustix::io::Result<()> {
     let make = || mkdirat(CWD, directory, Mode::from_raw_mode(0o700));
-    match step("part of the state root made", make) {
+    match step("make part of state root", make) {
         Ok(()) | Err(Errno::EXIST) => Ok(()),
         Err(errno) => Err(errno),
     }
 }
 
-/// The ids of all boxes on record. Every command reads this list, and it may be long:
-/// nothing is copied of an entry but its id.
+/// The ids of all boxes on record. Every command reads this list, and it may be long, so it copies
+/// only the ids.
 pub fn ids(boxes: BorrowedFd<'_>) -> io::Result<Vec<BoxId>> {
-    let directory = openat(boxes, c".", DIRECTORY, Mode::empty())?;
+    let directory = open_directory(boxes, c".")?;
     let mut buffer = Vec::with_capacity(LIST_BYTES);
     let mut entries = RawDir::new(directory, buffer.spare_capacity_mut());
     let mut ids = Vec::new();
@@ -145,17 +130,18 @@ pub fn ids(boxes: BorrowedFd<'_>) -> io::Result<Vec<BoxId>> {
     Ok(ids)
 }
 
-/// What the kernel hands out at a time: about a thousand names.
+/// How much the kernel returns at a time: about a thousand names.
 const LIST_BYTES: usize = 32 << 10;
-/// Whether there is anything under this id.
+
+/// Returns whether there is anything in the place of the box's record.
 pub fn is_there(boxes: BorrowedFd<'_>, id: &BoxId) -> bool {
     !matches!(statat(boxes, id.as_str(), AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT))
 }
 
-/// About how many there are, without reading their names: a directory has a link
-/// from each one in it. 0 on a file system that does not count them.
+/// Returns about how many boxes there are, without reading their names: a directory has a link from
+/// each directory in it. 0 on a file system that does not count links.
 pub fn count(boxes: BorrowedFd<'_>) -> usize {
-    /// Its own name, and `.` in it.
+    /// The name of the directory, and `.` in it.
     const OWN_LINKS: u64 = 2;
     let links = fstat(boxes).map_or(0, |found| found.st_nlink);
     usize::try_from(links.saturating_sub(OWN_LINKS)).unwrap_or(usize::MAX)
@@ -165,7 +151,7 @@ pub fn count(boxes: BorrowedFd<'_>) -> usize {
 /// record and locking it. Does not wait.
 pub fn pause_creation(boxes: BorrowedFd<'_>) -> bool {
     let hold = || flock(boxes, FlockOperation::NonBlockingLockExclusive);
-    step("records held still", hold).is_ok()
+    step("pause creation of records", hold).is_ok()
 }
 
 /// Lets records be created again, after [`pause_creation`].

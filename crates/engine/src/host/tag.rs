@@ -1,10 +1,9 @@
-//! The tag of a state root: what its boxes have in their names on the host, so that
-//! no tare takes the box of another state root for one of its own.
+//! The tag of a state root. It is part of the names of the root's boxes on the host, so that no tare
+//! takes a box of another state root for its own.
 //!
-//! It is a function of where the state root is, and of nothing in it: the same when
-//! the state root was removed and made again, so that whatever is left of its boxes
-//! is found; another one for the same path on another file system, as in another
-//! container, or when something is mounted there.
+//! The tag depends only on the path and the file system of the state root. A state root that was
+//! removed and made again has the same tag, so tare finds what is left of its boxes. The same path
+//! on another file system, as in another container, has another tag.
 
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
@@ -20,11 +19,11 @@ pub struct Tag(String);
 const LENGTH: usize = 8;
 
 impl Tag {
-    /// The tag of the state root at this path, whether or not it is there.
+    /// The tag of the state root at this path, whether or not it exists.
     pub fn of(root: &Path) -> Self {
         let path = canonical(root);
         let device = |path: &Path| Some(std::fs::metadata(path).ok()?.dev());
-        // Where it is not there it will be made: on the file system of its parent.
+        // A state root that is missing will be made on the file system of its parent.
         let device = device(&path).or_else(|| device(path.parent()?));
         Self::from(path.as_os_str().as_bytes(), device.unwrap_or(0))
     }
@@ -50,21 +49,21 @@ pub fn name_of(path: &Path) -> String {
     characters(hash(path.as_os_str().as_bytes().iter()), NAME_LENGTH)
 }
 
-/// All that a hash of 64 bits has.
+/// Twelve characters of five bits have nearly all bits of the hash.
 const NAME_LENGTH: usize = 12;
 
 fn characters(hash: u64, count: usize) -> String {
     (0..count).map(|at| char::from(ALPHABET[(hash >> (5 * at)) as usize % 32])).collect()
 }
 
-/// A box as the host knows it: its id, and the tag of its state root.
+/// A box as the host names it: its id, and the tag of its state root.
 #[derive(Debug, Clone, Copy)]
 pub struct TaggedId<'a> {
     pub tag: &'a Tag,
     pub id: &'a BoxId,
 }
 
-/// The last part is no link: a state root is never opened through one.
+/// The path without links and `..`. tare never opens a state root through a link.
 fn canonical(root: &Path) -> PathBuf {
     root.canonicalize().unwrap_or_else(|_| {
         let absolute = std::path::absolute(root).unwrap_or_else(|_| root.to_owned());
@@ -76,8 +75,8 @@ fn canonical(root: &Path) -> PathBuf {
     })
 }
 
-/// FNV-1a, and a last mixing, because the tag has only some of the bits. It must
-/// never change: a tare has to know what an older one has named.
+/// FNV-1a with a final mix, because the tag has only some of the bits. It must never change: every
+/// tare must find what an older one has named.
 fn hash<'a>(bytes: impl Iterator<Item = &'a u8>) -> u64 {
     let folded = bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)

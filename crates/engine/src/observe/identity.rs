@@ -25,6 +25,7 @@ use tare_kernel::program;
 
 use crate::holdings::cgroup;
 use crate::host::layout::{self, BoxAt};
+use crate::host::processes::{all_pids, keeper_candidates};
 use crate::record::Record;
 use crate::record::lines::KeeperLine;
 
@@ -102,6 +103,13 @@ pub fn find_unrecorded(at: BoxAt<'_>, pids: impl IntoIterator<Item = i32>) -> Op
     let opened = pids.into_iter().filter_map(|pid| Process::open(pid).ok());
     let is_alive = |process: &Process| matches!(process.wait_dead(Duration::ZERO), Ok(false));
     opened.into_iter().find(|process| is_keeper_of(process, at) && is_alive(process))
+}
+
+/// Finds the keeper of a box whose record does not name it, among all processes of the host. Without
+/// a cgroup, only the arguments of a process tell which box it belongs to.
+pub fn find_anywhere(at: BoxAt<'_>) -> Option<Process> {
+    let candidates = keeper_candidates(&all_pids(), at.root.layout.tag()).into_iter();
+    find_unrecorded(at, candidates.filter(|(id, _)| id == at.id).map(|(_, pid)| pid))
 }
 
 /// Compares the recorded kernel objects with the process that has the recorded pid now.

@@ -9,6 +9,7 @@ pub mod state;
 pub mod view;
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use tare_control::journal::Journal;
@@ -43,16 +44,15 @@ pub struct Observation {
 /// Which process is responsible for a box.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ownership {
-    /// Its creator, or a command that ends it: the record does not say yet, or not any more, what
-    /// the box is to be.
+    /// The creator, or a command that ends the box: the record has no first line, or has lost it.
     Unwritten,
-    /// Its creator, which holds the record's lock until the box is gone.
+    /// The creator, which holds the record's lock until the box is gone.
     Attached,
-    /// Its creator, until the keeper says that the box is detached.
+    /// The creator, until the keeper writes that the box is detached.
     NotYetDetached,
     /// The box itself.
     Detached,
-    /// Unknown: the record is damaged or wrong. The box is left alone until a user asks for its
+    /// Unknown: the record is damaged or wrong. tare leaves the box alone until a user asks for its
     /// end.
     Damaged,
 }
@@ -65,6 +65,22 @@ pub fn observe(at: BoxAt<'_>, record: Record) -> Observation {
 /// Observes a box whose record this process has locked.
 pub fn observe_locked(at: BoxAt<'_>, record: Record) -> Observation {
     look(at, record, Locking::Ours)
+}
+
+/// Observes a box with one of the two functions above, and once more if something about it was
+/// about to change: a record that seems to be wrong may have been read while another process wrote
+/// it. Waits until this time at most. Returns `None` if there is no such box.
+pub fn observe_settled(
+    at: BoxAt<'_>,
+    boxes: BorrowedFd<'_>,
+    until: Instant,
+    observe: fn(BoxAt<'_>, Record) -> Observation,
+) -> io::Result<Option<Observation>> {
+    let look = || Ok(Record::look(boxes, at.id)?.map(|record| observe(at, record)));
+    match look()? {
+        Some(observation) if observation.await_change(at, until) => look(),
+        other => Ok(other),
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,7 +156,7 @@ impl Observation {
         }
     }
 
-    /// How a box ended that no command has cleaned up yet: its cgroups still count.
+    /// How a box ended that no command has cleaned up yet. Its cgroups still exist and count.
     fn unwritten_end(&self, at: BoxAt<'_>) -> EndedLine {
         let created = self.record.lines.created.as_ref();
         let roots = created.map_or(&[][..], |created| &created.cgroup_roots);
@@ -152,8 +168,8 @@ impl Observation {
     }
 
     /// Waits for changes that the kernel is about to finish by itself, until this time at most: a
-    /// keeper dies after its creator did, and a cgroup is empty a moment after its last process.
-    /// Returns whether it is worth to observe the box again.
+    /// keeper dies after its creator, and a cgroup is empty a moment after its last process.
+    /// Returns whether the caller should observe the box again.
     pub fn await_change(&self, at: BoxAt<'_>, until: Instant) -> bool {
         if self.occupied {
             let until = until.min(Instant::now() + EMPTY_WITHIN);
@@ -176,15 +192,15 @@ impl Observation {
         }
     }
 
-    /// Notes that the record is wrong: it says, or lets assume, that the box is over, and the box
-    /// lives. That is no reason to end it.
+    /// Notes that the record is wrong if it says or implies that the box has ended, and the box is
+    /// alive. tare does not end such a box.
     fn find_contradiction(&mut self, at: BoxAt<'_>) {
         let is_wrong = match self.ownership {
             Ownership::Damaged => true,
-            // It never outlives its creator, which has the lock.
+            // The box never outlives its creator, which has the lock.
             Ownership::Attached => false,
             Ownership::Unwritten if is_nothing_yet(&self.record) => false,
-            // The process that has the lock is not finished with it.
+            // The process that has the lock is still at work.
             Ownership::Unwritten | Ownership::NotYetDetached if self.locked => false,
             Ownership::Unwritten | Ownership::NotYetDetached | Ownership::Detached => {
                 self.lives_unrecorded(at)
@@ -218,13 +234,13 @@ impl Observation {
     }
 }
 
-/// How long a caller that acts waits for the keeper of a dead creator, all boxes together.
+/// How long a caller that acts waits for keepers of dead creators, for all boxes together.
 pub const GOES_WITHIN: Duration = Duration::from_millis(200);
 /// How long the kernel may take to say that a cgroup is empty.
 const EMPTY_WITHIN: Duration = Duration::from_millis(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
-/// The journal of a box that has one and whose end is not on record.
+/// Reads the journal of a detached box whose end is not on record.
 fn read_journal(record: &mut Record) -> Journal {
     let journal: io::Result<_> = match (&record.lines.ended, record.lines.detached()) {
         (None, Some(_)) => record.journal(),
@@ -254,12 +270,12 @@ fn ownership(record: &Record, journal: &Journal) -> Ownership {
     }
 }
 
-/// Whether a record without its first line was just made, or is being removed.
+/// Returns whether a record without its first line was just made, or is being removed.
 fn is_nothing_yet(record: &Record) -> bool {
     record.is_blank() || record.lines.ending.is_some() || record.lines.removing
 }
 
-/// Whether the keeper is the process that the record names.
+/// Returns whether the keeper is the process that the record names.
 fn is_recorded(keeper: &KeeperState, record: &Record) -> bool {
     let KeeperState::Alive(keeper) = keeper else {
         return false;

@@ -25,9 +25,9 @@ const OVERDUE_AFTER: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Duty {
     Leave,
-    /// The box is over: release what it holds and keep its record.
+    /// Release what the box holds, and keep its record.
     Finish(Reason),
-    /// Nothing of the box is to be kept, or not any longer: remove all of it.
+    /// Remove the box with its record.
     Remove(Reason),
 }
 
@@ -51,7 +51,7 @@ impl Observation {
                 State::Starting
             }
             (Ownership::NotYetDetached, KeeperState::Alive(_)) if self.locked => State::Starting,
-            // Its creator is gone and it lives: what would tell why is damaged.
+            // The creator is gone and the box lives, so the journal must be damaged.
             (Ownership::NotYetDetached, KeeperState::Alive(_)) => State::Stuck,
             (Ownership::Attached | Ownership::Detached, KeeperState::Alive(_)) => {
                 if self.journal.stopping {
@@ -74,14 +74,14 @@ impl Observation {
             let reason = self.reason(now_ns);
             return if self.is_expired(now_ns) { Duty::Remove(reason) } else { Duty::Leave };
         }
-        // The process that has the lock takes care.
+        // The process that has the lock takes care of the box.
         if self.locked {
             return Duty::Leave;
         }
         let reason = self.reason(now_ns);
         let is_ending = self.record.lines.ending.is_some();
         match (self.ownership, &self.keeper) {
-            // It may live, or hold what is to be kept. Only a user may end it.
+            // The box may live, or hold what is to be kept. Only a user may end it.
             (Ownership::Damaged, _) | (_, KeeperState::Unknown { .. }) => Duty::Leave,
             (
                 Ownership::Unwritten | Ownership::Attached,
@@ -128,7 +128,7 @@ impl Observation {
         }
     }
 
-    /// Whether nothing of the box is to be kept after its end, or not any longer: its retention
+    /// Returns whether the box is to be removed after its end: it is not to be kept, its retention
     /// has passed, its removal has begun, or it is of an earlier boot.
     fn is_expired(&self, now_ns: u64) -> bool {
         let lines = &self.record.lines;
@@ -147,7 +147,7 @@ impl Observation {
         }
     }
 
-    /// Whether the box lives although its lease has passed.
+    /// Returns whether the box lives although its lease has passed.
     pub fn is_overdue(&self, now_ns: u64) -> bool {
         let identity = self.record.lines.keeper.as_ref();
         let lease_ns = identity.and_then(|identity| identity.lease.ends_ns());
@@ -155,7 +155,7 @@ impl Observation {
         self.keeper().is_some() && lease_ns.is_some_and(|at| at.saturating_add(late_ns) <= now_ns)
     }
 
-    /// Whether the box may have anything but its record.
+    /// Returns whether the box may have more than its record.
     pub fn is_live(&self) -> bool {
         match self.state() {
             State::Starting | State::Running | State::Paused | State::Stopping | State::Stuck => {
@@ -181,7 +181,7 @@ impl Observation {
         Some(stuck.unwrap_or_else(unsaid))
     }
 
-    /// Why the record cannot be relied on, and what the user can do about it.
+    /// Why the record cannot be trusted, and what the user can do about it.
     pub fn problem(&self) -> Option<(String, &'static str)> {
         match (&self.record.damage, &self.keeper) {
             (Some(damage), _) => Some((damage.to_string(), damage.remedy())),

@@ -22,11 +22,11 @@ pub enum State {
     Running,
     /// Its processes do not run; its deadlines do.
     Paused,
-    /// It was asked to stop, or is on its way out.
+    /// It was asked to stop, or is ending.
     Stopping,
-    /// All of it but its record is gone.
+    /// Only its record is left.
     Exited,
-    /// It could not be ended; it is tried again.
+    /// tare could not end it, and tries again.
     Stuck,
 }
 
@@ -84,7 +84,7 @@ pub struct Status {
     pub pids: Option<u64>,
     pub memory_bytes: Option<u64>,
     pub exit_code: Option<u8>,
-    /// Whether it ends with the tare that started it.
+    /// Whether it ends with the `tare run` that started it.
     pub attached: bool,
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
     pub ended_at: Option<Timestamp>,
@@ -94,7 +94,7 @@ pub struct Status {
     pub ended_after: Option<Timestamp>,
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
     pub cause: Option<Cause>,
-    /// Whether the kernel killed a process of it for its memory limit.
+    /// Whether the kernel killed one of its processes for the memory limit.
     pub oom: bool,
     pub stuck_on: Option<String>,
 }
@@ -124,7 +124,7 @@ impl Status {
     }
 }
 
-/// What a box uses now, and what it may; `None` is not known here.
+/// What a box uses now, and its limits. `None`: tare does not know it here.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Usage {
@@ -148,7 +148,7 @@ pub struct GaugedUse {
     pub memory_bytes: u64,
 }
 
-/// One thing of the host that a box holds now.
+/// One object of the host that a box holds now.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Holding {
@@ -164,7 +164,7 @@ pub struct Details {
     #[cfg_attr(feature = "openapi", schema(value_type = Object))]
     pub spec: serde_json::Value,
     pub usage: Option<Usage>,
-    /// The cgroups below which it is made, one in each hierarchy.
+    /// The cgroups below which it was made, one in each hierarchy.
     pub cgroup_parents: Vec<String>,
     pub holdings: Vec<Holding>,
 }

@@ -1,4 +1,4 @@
-//! Why a record cannot be trusted. Its box is left alone until a user asks for its end.
+//! Why a record cannot be trusted. tare leaves its box alone until a user asks for its end.
 
 use std::ffi::{CStr, CString};
 use std::fmt;
@@ -11,28 +11,28 @@ use tare_kernel::tree;
 
 use crate::error::Hint;
 use crate::host::layout::SCRATCH;
+use crate::record::FILES;
 use crate::record::files::CONTROL;
-use crate::record::{FILE, FILES, open_file, read_bytes};
+use crate::record::json;
 use crate::spec::shown::quoted;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Damage {
     /// There is no directory that tare can open. Ending the box replaces it.
     NotADirectory,
-    /// The directory was not made by tare: it holds this. tare never changes or removes it.
+    /// tare did not make the directory: it holds this entry. tare never changes or removes it.
     NotOurs { entry: String },
-    /// The record cannot be read now, or was written by another version of tare. It may be in
-    /// order, so only a user ends the box.
+    /// The record cannot be read now, or another version of tare wrote it. It may be in order, so
+    /// only a user ends the box.
     Unreadable(String),
-    /// The record does not say what it must, or says what is not so. A sweep removes it if no
-    /// process lives in the box.
+    /// The record lacks a line, or is wrong. A sweep removes it if no process lives in the box.
     Broken(String),
 }
 
 /// The record lacks a line that it must have.
 pub const INCOMPLETE: &str = "its record is damaged";
 /// The record says that its keeper is dead, and a process lives in the box.
-pub const CONTRADICTED: &str = "its record says that it is over, and it lives";
+pub const CONTRADICTED: &str = "its record says that it has ended, but it is alive";
 const NOT_A_FILE: &str = "a record file is not a regular file";
 
 impl Damage {
@@ -52,7 +52,7 @@ impl Damage {
         Self::Unreadable(format!("another tare wrote it, version {version}"))
     }
 
-    /// What the user can do about it, in the words of the caller.
+    /// What the user can do about it, as a hint of an error.
     pub fn hint(&self) -> Hint {
         match self {
             Self::NotOurs { .. } => self.remedy().into(),
@@ -65,14 +65,6 @@ impl Damage {
         match self {
             Self::NotOurs { .. } => "tare does not touch it: move it elsewhere",
             Self::NotADirectory | Self::Unreadable(_) | Self::Broken(_) => "'tare rm -f' ends it",
-        }
-    }
-
-    /// Whether there is no directory that can be locked and read.
-    pub fn has_no_directory(&self) -> bool {
-        match self {
-            Self::NotADirectory => true,
-            Self::NotOurs { .. } | Self::Unreadable(_) | Self::Broken(_) => false,
         }
     }
 }
@@ -90,30 +82,26 @@ impl fmt::Display for Damage {
     }
 }
 
-/// Returns an entry that tare did not make, of a directory whose lines do not say that it is a
-/// record.
+/// Returns an entry that tare did not make, of a directory without a line that can be read.
 ///
-/// A record that was just made, is half removed or has lost its lines holds only files that tare
-/// names, and one of them bears a mark of tare. Without a mark, tare takes only a directory in
-/// which nothing can be lost.
+/// A record that was just made, is half removed or has lost its lines contains only names that tare
+/// uses, and has a mark of tare. A directory without a mark counts as a record only if nothing in
+/// it can be lost.
 pub fn foreign_entry(directory: BorrowedFd<'_>) -> Option<String> {
     let names = tree::names(directory).ok()?;
-    let is_named_by_tare = |name: &&CString| {
+    let is_of_tare = |name: &CString| {
         let name = name.to_str().ok();
         name.is_some_and(|name| name == SCRATCH || FILES.contains(&name))
     };
-    let can_be_lost = |name: &&CString| can_be_lost(directory, name);
-    let foreign = names.iter().find(|name| !is_named_by_tare(name) && can_be_lost(name));
-    let unmarked = || {
-        let is_marked = has_mark(directory);
-        names.iter().find(|name| !is_marked && can_be_lost(name))
-    };
-    let entry = foreign.or_else(unmarked)?;
+    let is_marked = has_mark(directory);
+    let is_foreign = |name: &&CString| !is_marked || !is_of_tare(name);
+    let mut foreign = names.iter().filter(is_foreign);
+    let entry = foreign.find(|name| can_be_lost(directory, name))?;
     Some(entry.to_string_lossy().into_owned())
 }
 
-/// Whether removing the entry would lose something: a file or a directory that is not empty. What
-/// cannot be read counts.
+/// Returns whether removing the entry would lose something: it is a file or directory that is not
+/// empty, or cannot be read.
 fn can_be_lost(directory: BorrowedFd<'_>, name: &CStr) -> bool {
     let Ok(stat) = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) else {
         return true;
@@ -136,15 +124,14 @@ fn can_be_lost(directory: BorrowedFd<'_>, name: &CStr) -> bool {
 /// How the first line of every record begins.
 const FIRST_LINE: &[u8] = b"{\"intent\":{\"version\":";
 
-/// Whether the directory bears a mark of tare: a control socket, or the beginning of a first line,
-/// which may be cut off or partly lost to zeros.
+/// Returns whether the directory has a mark of tare: a control socket, or the beginning of a first
+/// line, which may be cut off or partly zeros.
 fn has_mark(directory: BorrowedFd<'_>) -> bool {
     let control = statat(directory, CONTROL, AtFlags::SYMLINK_NOFOLLOW);
     if control.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket) {
         return true;
     }
-    let file = open_file(directory, FILE).ok().flatten();
-    let bytes = file.and_then(|file| read_bytes(file).ok()).unwrap_or_default();
+    let bytes = json::read_bytes(directory);
     let mut start = bytes.iter().zip(FIRST_LINE);
     !bytes.is_empty() && start.all(|(byte, expected)| byte == expected || *byte == 0)
 }

@@ -1,5 +1,5 @@
 //! The files of a record that tare and the keeper share: the control socket, the journal and the
-//! log. Their contents come from the keeper and are not trusted.
+//! log. The keeper writes them, so tare does not trust them.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -16,7 +16,8 @@ use tare_kernel::clock::boot_ns;
 use tare_kernel::fds::open_regular;
 use tare_kernel::step::step;
 
-use crate::record::{LockedRecord, PRIVATE, Record, open_file};
+use crate::record::json::open_file;
+use crate::record::{LockedRecord, PRIVATE, Record};
 use crate::time::Timestamp;
 
 pub const CONTROL: &str = "control";
@@ -30,16 +31,15 @@ pub struct DetachedFiles {
 }
 
 impl Record {
-    /// Reads what the keeper of a detached box has written.
+    /// Reads what the keeper of a detached box has written. Without a journal it is empty.
     pub fn journal(&self) -> io::Result<Journal> {
         let file = open_file(self.directory.as_fd(), JOURNAL)?;
         let journal = file.map(|file| read_journal(file.as_fd())).transpose()?;
         Ok(journal.unwrap_or_default())
     }
 
-    /// When the keeper of a detached box last showed that it lived, as far as it is
-    /// known: by its identity, its events and what it wrote to the log. `None` if the
-    /// record says when tare itself killed it.
+    /// Returns when the keeper of a detached box last showed that it lived: by its start, its
+    /// events and its log. `None` if the record says when tare killed it.
     pub fn last_sign(&self) -> Option<Timestamp> {
         let (created, keeper) = (self.lines.created.as_ref()?, self.lines.keeper.as_ref()?);
         if self.lines.ending.is_some() {
@@ -63,12 +63,12 @@ impl Record {
         open_regular(self.directory.as_fd(), JOURNAL, OFlags::RDONLY, Mode::empty()).ok()
     }
 
-    /// Whether it is, or was, that of a box that outlives its creator.
+    /// Returns whether the record is that of a detached box.
     pub fn has_journal(&self) -> bool {
         self.has(JOURNAL)
     }
 
-    /// A stream to the keeper. Connecting, and each send, waits for `within` at most.
+    /// Connects to the keeper. Connecting, and each send, waits for `within` at most.
     pub fn connect(&self, within: Duration) -> io::Result<OwnedFd> {
         let socket = unix_socket()?;
         rustix::net::sockopt::set_socket_timeout(
@@ -77,11 +77,11 @@ impl Record {
             Some(within),
         )?;
         let address = self.control_address()?;
-        step("keeper called", || connect(&socket, &address))?;
+        step("connect to keeper", || connect(&socket, &address))?;
         Ok(socket)
     }
 
-    /// By the open directory: its path may be longer than an address can be.
+    /// The address by the open directory, because the path may be too long for an address.
     fn control_address(&self) -> io::Result<SocketAddrUnix> {
         let path = format!("/proc/self/fd/{}/{CONTROL}", self.directory.as_raw_fd());
         Ok(SocketAddrUnix::new(path)?)
@@ -89,23 +89,23 @@ impl Record {
 }
 
 impl LockedRecord {
-    /// Binds the socket of the box. The keeper listens on it.
+    /// Binds the control socket. The keeper listens on it.
     pub fn bind_control(&self) -> io::Result<OwnedFd> {
         let socket = unix_socket()?;
         // The name gets the mode of the socket (unix(7)).
-        step("socket made private", || fchmod(&socket, PRIVATE))?;
+        step("make socket private", || fchmod(&socket, PRIVATE))?;
         let address = self.control_address()?;
-        step("socket bound", || bind(&socket, &address))?;
+        step("bind socket", || bind(&socket, &address))?;
         Ok(socket)
     }
 
-    /// The files of a detached box, with room from the beginning for its journal and
-    /// for what is missing in its log.
+    /// Creates the files of a detached box. The space of the journal, and of the log's header,
+    /// is reserved now.
     pub fn make_detached_files(&self) -> io::Result<DetachedFiles> {
         let make = |name: &str| {
             let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
             let make = || openat(&self.directory, name, flags, PRIVATE);
-            step("file of a detached box made", make)
+            step("create file of detached box", make)
         };
         let journal = make(JOURNAL)?;
         step("reserve the journal", || {
@@ -116,7 +116,7 @@ impl LockedRecord {
             }
         })?;
         let log = [make(FILE_NAMES[0])?, make(FILE_NAMES[1])?];
-        step("room for what its log will lack made", || {
+        step("reserve the header of the log", || {
             rustix::io::pwrite(&log[0], &log::first_header(), 0)
         })?;
         Ok(DetachedFiles { journal, log })
@@ -126,7 +126,7 @@ impl LockedRecord {
 fn unix_socket() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC;
     let make = || socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
-    Ok(step("socket made", make)?)
+    Ok(step("make socket", make)?)
 }
 
 /// Reads the journal from an open file.
@@ -134,7 +134,7 @@ pub fn read_journal(file: BorrowedFd<'_>) -> io::Result<Journal> {
     Ok(Journal::read(&read_start(file, JOURNAL_BYTES)?))
 }
 
-/// Reads the first bytes of a file that may be written meanwhile.
+/// Reads the first bytes of a file that the keeper may be writing.
 fn read_start(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Vec<u8>> {
     let mut content = vec![0; bytes];
     let length = retry_on_intr(|| rustix::io::pread(file, &mut content, 0))?;
