@@ -25,7 +25,7 @@ mod time;
 pub use audit::findings::{Action, Finding, FindingKind};
 pub use audit::{Audit, AuditedBox, Held, HeldNamespace, HeldPort, HeldProcess, KeptBy, KeptFiles};
 pub use care::Outcome;
-pub use care::sweep::{Subject, Swept};
+pub use care::sweep::Swept;
 pub use create::detach::Started;
 pub use create::seccomp;
 pub use engine::{Engine, OpenOptions, Tend};

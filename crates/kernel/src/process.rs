@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{AtFlags, CWD, Dir, fstat, statat};
+use rustix::fs::{CWD, fstat};
 use rustix::io::Errno;
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus, getpid, pidfd_open,
@@ -18,7 +18,7 @@ use rustix::process::{
 };
 
 use crate::clock::timespec;
-use crate::fds::{open_directory, open_file, open_path, read_text};
+use crate::fds::{open_file, open_path, read_text};
 use crate::step::step;
 
 /// `statfs` magic of pidfs.
@@ -119,18 +119,6 @@ impl Process {
     pub fn is_first_of_namespace(&self) -> io::Result<bool> {
         let numbers = self.numbers()?;
         Ok(numbers.len() > 1 && numbers.last() == Some(&1))
-    }
-
-    /// Returns whether one of its descriptors is open on this file.
-    pub fn has_open(&self, file: BorrowedFd<'_>) -> io::Result<bool> {
-        let wanted = fstat(file)?;
-        self.look(|directory| {
-            let fds = open_directory(directory, c"fd")?;
-            let entries = Dir::read_from(&fds)?.filter_map(Result::ok);
-            let mut stats =
-                entries.filter_map(|it| statat(&fds, it.file_name(), AtFlags::empty()).ok());
-            Ok(stats.any(|it| (it.st_dev, it.st_ino) == (wanted.st_dev, wanted.st_ino)))
-        })
     }
 
     /// Opens the program that it runs.

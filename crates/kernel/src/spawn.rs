@@ -176,6 +176,9 @@ type Failure = (SpawnStep, Option<Errno>);
 
 fn prepare_and_execute(order: &ChildOrder) -> Result<Infallible, Failure> {
     let at = |step: SpawnStep| move |errno: Errno| (step, Some(errno));
+    // The child dies with its parent even while it is stopped. A parent that died before this call
+    // is noticed below, by the end of the go pipe.
+    set_parent_process_death_signal(Some(Signal::KILL)).ok();
     for tasks in &order.tasks {
         rustix::io::write(own(*tasks), b"0").map_err(at(SpawnStep::JoinCgroup))?;
     }
@@ -197,7 +200,7 @@ fn prepare_and_execute(order: &ChildOrder) -> Result<Infallible, Failure> {
         Privilege::Ambient => make_capabilities_ambient(),
     }
     .map_err(at(SpawnStep::Identity))?;
-    // After the ids: a change of ids clears the parent-death signal.
+    // Once more, because a change of ids clears the parent-death signal.
     set_parent_process_death_signal(Some(Signal::KILL)).ok();
     let errno = raw::execute_fd(executable, &order.arguments, &order.environment);
     Err((SpawnStep::Execute, Some(errno)))

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use tare_engine::spec::shown::escaped;
-use tare_engine::{Action, Error, Outcome, Subject, Swept};
+use tare_engine::{Action, Error, Outcome, Swept};
 
 use crate::context::{Context, Purpose};
 use crate::error::{print_json, print_result};
@@ -107,11 +107,5 @@ fn summary(swept: &[Swept]) -> String {
     ];
     let parts = parts.into_iter().filter(|(count, _)| *count > 0);
     let parts: Vec<String> = parts.map(|(count, what)| format!("{count} {what}")).collect();
-    let is_newborn = |one: &Swept| matches!(one.what, Subject::Newborn(_));
-    let (one, many) = if swept.iter().any(is_newborn) {
-        ("process", "boxes and processes")
-    } else {
-        ("box", "boxes")
-    };
-    format!("{}: {}.\n", plural(swept.len(), one, many), parts.join("; "))
+    format!("{}: {}.\n", plural(swept.len(), "box", "boxes"), parts.join("; "))
 }

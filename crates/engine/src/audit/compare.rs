@@ -28,90 +28,85 @@ use crate::host::layout::{BoxAt, StateRoot};
 use crate::host::parallel;
 use crate::host::state_root;
 use crate::observe::state::Duty;
-use crate::observe::view::State;
 use crate::observe::{GOES_WITHIN, Observation, Ownership, identity, observe};
 use crate::record::Record;
 use crate::record::damage::{Damage, INCOMPLETE};
 use crate::record::lines::Reason;
 use crate::spec::BoxId;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Comparison {
-    /// Every box on record that could be read.
-    pub boxes: Vec<Summary>,
+    /// Every box on record.
+    pub boxes: Vec<ComparedBox>,
     pub findings: Vec<Finding>,
 }
 
-/// One box on record.
+/// One box on record. If it is gone by now, or cannot be read, only its id is known.
 #[derive(Debug)]
-pub struct Summary {
+pub struct ComparedBox {
     pub id: BoxId,
     pub is_stuck: bool,
     /// What a sweep does about a box that has ended in order, and why.
     pub due: Option<(String, Action)>,
     /// What the box holds, if that was asked for.
     pub audited: Option<AuditedBox>,
-}
-
-/// What was read of one record.
-#[derive(Debug, Default)]
-struct Looked {
     has_ended: bool,
     keeper: Option<i32>,
     findings: Vec<Finding>,
-    /// `None` if the box is gone by now, or cannot be read.
-    summary: Option<Summary>,
 }
 
-/// Compares all records with the host. With `processes`, each summary says what its box holds.
+/// Compares all records with the host. With `processes`, each box says what it holds.
 pub fn compare(
     root: &StateRoot,
     objects: &HostObjects,
     processes: Option<&Processes>,
 ) -> Result<Comparison, Error> {
-    let mut comparison = Comparison::default();
-    let mut on_record = BTreeMap::new();
-    let mut keepers = HashSet::new();
-    if let Some(boxes) = state_root::boxes_if_any(root)? {
-        let ids = state_root::ids(boxes.as_fd()).context(|| "cannot list the boxes".into())?;
+    let mut boxes = Vec::new();
+    if let Some(opened) = state_root::boxes_if_any(root)? {
+        let ids = state_root::ids(opened.as_fd()).context(|| "cannot list the boxes".into())?;
         let until = Instant::now() + GOES_WITHIN;
-        let look = |id: &BoxId| looked_at(root.at(id), boxes.as_fd(), objects, processes, until);
-        let looked = parallel::map(&ids, look);
-        for (id, one) in ids.into_iter().zip(looked) {
-            on_record.insert(id, one.has_ended);
-            keepers.extend(one.keeper);
-            comparison.findings.extend(one.findings);
-            comparison.boxes.extend(one.summary);
-        }
+        let one = |id: &BoxId| compare_one(root.at(id), opened.as_fd(), objects, processes, until);
+        boxes = parallel::map(&ids, one);
     }
-    comparison.findings.extend(unrecorded(root, objects, &on_record, &keepers));
-    Ok(comparison)
+    let mut findings = Vec::new();
+    for one in &mut boxes {
+        findings.append(&mut one.findings);
+    }
+    findings.extend(unrecorded(root, objects, &boxes));
+    Ok(Comparison { boxes, findings })
 }
 
-fn looked_at(
+fn compare_one(
     at: BoxAt<'_>,
     boxes: BorrowedFd<'_>,
     objects: &HostObjects,
     processes: Option<&Processes>,
     until: Instant,
-) -> Looked {
+) -> ComparedBox {
+    let unknown = ComparedBox {
+        id: at.id.clone(),
+        is_stuck: false,
+        due: None,
+        audited: None,
+        has_ended: false,
+        keeper: None,
+        findings: Vec::new(),
+    };
     match look_twice(at, boxes, objects, until) {
-        Ok(None) => Looked::default(),
-        Ok(Some((observation, findings))) => Looked {
+        Ok(None) => unknown,
+        Ok(Some((observation, findings))) => ComparedBox {
+            is_stuck: observation.record.lines.stuck.is_some(),
+            due: due(at.id, &observation),
+            audited: processes.map(|processes| audited(at, &observation, objects, processes)),
             has_ended: observation.has_ended(),
             keeper: observation.keeper().map(|keeper| keeper.pid()),
             findings,
-            summary: Some(Summary {
-                id: at.id.clone(),
-                is_stuck: observation.record.lines.stuck.is_some(),
-                due: due(at.id, &observation),
-                audited: processes.map(|processes| audited(at, &observation, objects, processes)),
-            }),
+            ..unknown
         },
         Err(error) => {
             let why = Damage::unreadable(&error).to_string();
             let finding = Finding::missing(at.id, FindingKind::Record { why }, Action::Leave);
-            Looked { findings: vec![finding], ..Looked::default() }
+            ComparedBox { findings: vec![finding], ..unknown }
         }
     }
 }
@@ -148,9 +143,6 @@ fn missing(
     objects: &HostObjects,
 ) -> Vec<Finding> {
     let finding = |kind, action| Finding::missing(at.id, kind, action);
-    if observation.state() == State::Starting && objects.has_stray_with(&observation.record) {
-        return vec![finding(FindingKind::LostCreator, Action::Remove)];
-    }
     if observation.locked || may_be_new(boxes, observation) {
         return Vec::new();
     }
@@ -269,13 +261,11 @@ fn due(id: &BoxId, observation: &Observation) -> Option<(String, Action)> {
     Some((text, Action::Remove))
 }
 
-/// Objects on the host that are in no record. `keepers` are the keepers of boxes on record.
-fn unrecorded(
-    root: &StateRoot,
-    objects: &HostObjects,
-    on_record: &BTreeMap<BoxId, bool>,
-    keepers: &HashSet<i32>,
-) -> Vec<Finding> {
+/// Objects on the host that belong to none of the boxes on record.
+fn unrecorded(root: &StateRoot, objects: &HostObjects, boxes: &[ComparedBox]) -> Vec<Finding> {
+    let on_record: BTreeMap<&BoxId, bool> =
+        boxes.iter().map(|one| (&one.id, one.has_ended)).collect();
+    let keepers: HashSet<i32> = boxes.iter().filter_map(|one| one.keeper).collect();
     let is_orphan = |id: &BoxId| !on_record.contains_key(id) && !has_record(root.at(id));
     let has_ended = |id: &BoxId| on_record.get(id) == Some(&true);
     let mut found = Vec::new();
@@ -291,16 +281,13 @@ fn unrecorded(
             note(id, FindingKind::Cgroups { paths });
         }
     }
-    for (id, pids) in objects.candidates_beside(keepers, root.layout.tag()) {
+    for (id, pids) in objects.candidates_beside(&keepers, root.layout.tag()) {
         if objects.cgroups.contains_key(&id) || !(has_ended(&id) || is_orphan(&id)) {
             continue;
         }
         if let Some(keeper) = identity::find_unrecorded(root.at(&id), pids) {
             note(&id, FindingKind::Keeper { pid: keeper.pid() });
         }
-    }
-    for stray in objects.strays() {
-        found.push(Finding::unrecorded(None, FindingKind::Newborn { pid: stray.pid() }));
     }
     let names = name::list(&root.layout);
     for link in names.links {

@@ -11,7 +11,7 @@ use crate::spec::shown::quoted;
 /// A difference between records and host, and what a sweep does about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// `None` for a process or a file that belongs to no box.
+    /// `None` for a file that belongs to no box.
     pub id: Option<BoxId>,
     pub kind: FindingKind,
     pub action: Action,
@@ -24,8 +24,6 @@ pub enum FindingKind {
     Cgroups { paths: Vec<PathBuf> },
     /// A keeper that has neither record nor cgroup.
     Keeper { pid: i32 },
-    /// A keeper that was never started, and whose creator is dead.
-    Newborn { pid: i32 },
     /// Cgroup directories of a box whose record says that it has ended.
     Remains { paths: Vec<PathBuf> },
     /// A name that leads to no box.
@@ -110,7 +108,6 @@ impl FindingKind {
         match self {
             Self::Cgroups { .. } => (List::Orphans, "cgroup"),
             Self::Keeper { .. } => (List::Orphans, "keeper"),
-            Self::Newborn { .. } => (List::Orphans, "newborn"),
             Self::Remains { .. } => (List::Orphans, "remains"),
             Self::Name { .. } => (List::Orphans, "name"),
             Self::Foreign { .. } => (List::Orphans, "foreign"),
@@ -135,9 +132,6 @@ impl FindingKind {
             }
             Self::Keeper { pid } => {
                 format!("leftover box {id}: keeper process {pid} and no record")
-            }
-            Self::Newborn { pid } => {
-                format!("process {pid} waits to become a keeper, and its creator is dead")
             }
             Self::Name { name } => {
                 format!("the name {name} leads to box {id}, which has no record")
@@ -177,9 +171,7 @@ impl Serialize for Finding {
             FindingKind::Cgroups { paths } | FindingKind::Remains { paths } => {
                 map.serialize_entry("paths", paths)?;
             }
-            FindingKind::Keeper { pid } | FindingKind::Newborn { pid } => {
-                map.serialize_entry("pid", pid)?;
-            }
+            FindingKind::Keeper { pid } => map.serialize_entry("pid", pid)?,
             FindingKind::Name { name } | FindingKind::LostName { name } => {
                 map.serialize_entry("name", name)?;
             }

@@ -3,25 +3,18 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
 
 use rustix::fs::CWD;
 use tare_kernel::cgroup::Cgroup;
 use tare_kernel::fds::open_directory;
-use tare_kernel::process::Process;
-use tare_kernel::procfs::Procfs;
-use tare_kernel::program;
 
 use crate::host::layout::{self, BoxAt, StateRoot};
-use crate::host::parallel;
 use crate::host::parents;
 use crate::host::processes::{all_pids, keeper_candidates};
 use crate::host::tag::{Tag, TaggedId};
 use crate::observe::identity;
-use crate::record::Record;
 use crate::spec::BoxId;
 
 /// The host as it was before the records were read.
@@ -32,20 +25,13 @@ pub struct HostObjects {
     pub pids: Vec<i32>,
     /// Processes with the arguments of a keeper, read when they are needed.
     candidates: OnceLock<Candidates>,
-    /// Keepers that were never started and whose creator is dead.
-    strays: OnceLock<Vec<Process>>,
 }
 
 type Candidates = BTreeMap<BoxId, Vec<i32>>;
 
 impl HostObjects {
     pub fn read(root: &StateRoot) -> Self {
-        Self {
-            cgroups: cgroups(root),
-            pids: all_pids(),
-            candidates: OnceLock::new(),
-            strays: OnceLock::new(),
-        }
+        Self { cgroups: cgroups(root), pids: all_pids(), candidates: OnceLock::new() }
     }
 
     /// Whether a process lives in a box, whatever its record says. A cgroup that cannot be read
@@ -56,17 +42,6 @@ impl HostObjects {
         let its = self.candidates.get_or_init(candidates).get(at.id);
         its.is_some_and(|its| identity::find_unrecorded(at, its.iter().copied()).is_some())
             || self.cgroups.get(at.id).into_iter().flatten().any(|it| may_be_populated(it))
-    }
-
-    pub fn strays(&self) -> &[Process] {
-        self.strays.get_or_init(|| strays(&self.pids))
-    }
-
-    /// Whether the lock of this record is held only because a stray has a copy of its creator's
-    /// descriptors.
-    pub fn has_stray_with(&self, record: &Record) -> bool {
-        let has_it = |stray: &Process| stray.has_open(record.as_fd()).unwrap_or(false);
-        record.is_busy() && self.strays().iter().any(has_it)
     }
 
     /// Processes with the arguments of a keeper that are not among these keepers, by box. It does
@@ -113,39 +88,4 @@ pub fn boxes_in(parent: &Path, tag: &Tag) -> Vec<BoxId> {
     let entries = entries.into_iter().flatten().filter_map(Result::ok);
     let id = |entry: rustix::fs::DirEntry| layout::box_of(entry.file_name().to_str().ok()?, tag);
     entries.filter_map(id).collect()
-}
-
-/// How long a keeper may take to end after its creator was killed.
-const STRAY_AFTER: Duration = Duration::from_millis(200);
-
-/// Keepers that were never started, whose creator is dead. Such a process ends by itself, unless
-/// something holds it: it was stopped, or it is of an older tare, in which two of them could wait
-/// for each other.
-pub fn strays(pids: &[i32]) -> Vec<Process> {
-    let Ok(procfs) = Procfs::open() else {
-        return Vec::new();
-    };
-    let strays = parallel::map(pids, |pid| stray(&procfs, *pid));
-    let until = Instant::now() + STRAY_AFTER;
-    let stays = |process: &Process| {
-        let left = until.saturating_duration_since(Instant::now());
-        matches!(process.wait_dead(left), Ok(false))
-    };
-    strays.into_iter().flatten().filter(stays).collect()
-}
-
-/// The process of this number, if it is a stray. Only a keeper before its start is PID 1 of a PID
-/// namespace, runs tare's program and has not executed it itself. It has the arguments of its
-/// creator, in whose memory it runs. Without its creator it is the child of a process that has
-/// other arguments.
-fn stray(procfs: &Procfs, pid: i32) -> Option<Process> {
-    if procfs.stat(pid).ok()?.has_executed {
-        return None;
-    }
-    let process = Process::open(pid).ok()?;
-    let is_unborn = process.is_first_of_namespace().ok()? && program::is_tare(&process).ok()?;
-    // Not of a parent in a PID namespace above ours, which has no number here.
-    let parent = Process::open(procfs.stat(pid).ok()?.parent).ok()?;
-    let is_left = parent.arguments().ok()? != process.arguments().ok()?;
-    (is_unborn && is_left).then_some(process)
 }

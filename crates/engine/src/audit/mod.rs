@@ -106,7 +106,7 @@ pub fn audit(root: &StateRoot) -> Result<Audit, Error> {
     let objects = HostObjects::read(root);
     let processes = Processes::read(root, &objects.pids);
     let comparison = compare(root, &objects, Some(&processes))?;
-    let audited = comparison.boxes.into_iter().filter_map(|summary| summary.audited);
+    let audited = comparison.boxes.into_iter().filter_map(|one| one.audited);
     let mut boxes: Vec<AuditedBox> = audited.collect();
     boxes.sort_by(|one, other| {
         let key = |it: &AuditedBox| (it.created_at, it.id.to_string());

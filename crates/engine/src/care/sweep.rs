@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use crate::audit::compare::compare;
-use crate::audit::findings::{Action, FindingKind};
-use crate::audit::host_objects::{self, HostObjects};
+use crate::audit::findings::Action;
+use crate::audit::host_objects::HostObjects;
 use crate::care::parents::{Forget, forget_parents};
 use crate::care::{Effort, Goal, Outcome, settle};
-use crate::error::{Context, Error};
+use crate::error::Error;
 use crate::host::layout::StateRoot;
 use crate::host::state_root;
 use crate::spec::BoxId;
@@ -25,11 +25,10 @@ const PATIENT_WITHIN: Duration = Duration::from_secs(2);
 /// How long all stuck boxes get together.
 const PATIENT_FOR: Duration = Duration::from_secs(10);
 
-/// One box, or a process that belongs to no box, and what the sweep did about it.
+/// One box, and what the sweep did about it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Swept {
-    #[serde(flatten)]
-    pub what: Subject,
+    pub id: BoxId,
     /// What was found, in sentences.
     pub found: Vec<String>,
     #[serde(rename = "would")]
@@ -40,51 +39,33 @@ pub struct Swept {
     was_stuck: bool,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub enum Subject {
-    #[serde(rename = "id")]
-    Box(BoxId),
-    /// The pid of a keeper that was never started.
-    #[serde(rename = "pid")]
-    Newborn(i32),
-}
-
 /// What a sweep would do. Changes nothing.
 pub fn plan(root: &StateRoot) -> Result<Vec<Swept>, Error> {
     let comparison = compare(root, &HostObjects::read(root), None)?;
     let mut boxes: BTreeMap<BoxId, Swept> = BTreeMap::new();
-    let mut newborns = Vec::new();
     let mut note = |id: &BoxId, text: &str, action: Action| {
-        let new = || Swept::new(Subject::Box(id.clone()));
-        boxes.entry(id.clone()).or_insert_with(new).note(text, action);
+        boxes.entry(id.clone()).or_insert_with(|| Swept::new(id)).note(text, action);
     };
     // Objects without a record come first.
     let (unrecorded, missing): (Vec<_>, Vec<_>) =
         comparison.findings.iter().partition(|finding| finding.kind.is_unrecorded());
     for finding in unrecorded.into_iter().chain(missing) {
-        match (&finding.id, &finding.kind) {
-            (Some(id), _) => note(id, &finding.text, finding.action),
-            (None, FindingKind::Newborn { pid }) => {
-                let mut one = Swept::new(Subject::Newborn(*pid));
-                one.note(&finding.text, finding.action);
-                newborns.push(one);
-            }
-            // A file that is not tare's belongs to no box, and only an audit reports it.
-            (None, _) => {}
+        // A file that is not tare's belongs to no box, and only an audit reports it.
+        if let Some(id) = &finding.id {
+            note(id, &finding.text, finding.action);
         }
     }
-    for summary in &comparison.boxes {
-        if let Some((text, action)) = &summary.due {
-            note(&summary.id, text, *action);
+    for compared in &comparison.boxes {
+        if let Some((text, action)) = &compared.due {
+            note(&compared.id, text, *action);
         }
     }
-    for summary in &comparison.boxes {
-        if let Some(one) = boxes.get_mut(&summary.id) {
-            one.was_stuck = summary.is_stuck;
+    for compared in comparison.boxes.iter().filter(|compared| compared.is_stuck) {
+        if let Some(one) = boxes.get_mut(&compared.id) {
+            one.was_stuck = true;
         }
     }
-    // Newborns come first, because they may hold the locks of boxes.
-    let mut plan: Vec<Swept> = newborns.into_iter().chain(boxes.into_values()).collect();
+    let mut plan: Vec<Swept> = boxes.into_values().collect();
     let left = plan.iter_mut().filter(|one| one.action == Action::Leave);
     left.for_each(|one| one.outcome = Outcome::Left);
     plan.sort_by_key(|one| one.was_stuck);
@@ -113,9 +94,9 @@ pub fn sweep(root: &StateRoot) -> Result<Vec<Swept>, Error> {
 }
 
 impl Swept {
-    fn new(what: Subject) -> Self {
+    fn new(id: &BoxId) -> Self {
         Self {
-            what,
+            id: id.clone(),
             found: Vec::new(),
             action: Action::Leave,
             outcome: Outcome::Planned,
@@ -129,30 +110,13 @@ impl Swept {
     }
 
     fn sweep(&mut self, root: &StateRoot, within: Duration) {
-        let outcome = match (self.action, &self.what) {
-            (Action::Leave, _) => Ok(Outcome::Left),
-            (Action::Remove | Action::Finish | Action::End, Subject::Newborn(pid)) => {
-                end_newborn(*pid, within)
-            }
-            (Action::Remove | Action::Finish | Action::End, Subject::Box(id)) => {
+        let outcome = match self.action {
+            Action::Leave => Ok(Outcome::Left),
+            Action::Remove | Action::Finish | Action::End => {
                 let goal = Goal::Clean { found: &self.found };
-                settle(root.at(id), Effort { goal, within })
+                settle(root.at(&self.id), Effort { goal, within })
             }
         };
         self.outcome = outcome.unwrap_or_else(|error| Outcome::stuck(&error));
-    }
-}
-
-/// Kills a keeper that was never started, if it still is one.
-fn end_newborn(pid: i32, within: Duration) -> Result<Outcome, Error> {
-    let doing = || format!("cannot end process {pid}");
-    let Some(stray) = host_objects::strays(&[pid]).pop() else {
-        return Ok(Outcome::Done);
-    };
-    stray.kill().context(doing)?;
-    if stray.wait_dead(within).context(doing)? {
-        Ok(Outcome::Done)
-    } else {
-        Err(Error::failed(doing()).caused_by("it does not die"))
     }
 }

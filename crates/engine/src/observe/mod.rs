@@ -59,12 +59,12 @@ pub enum Ownership {
 
 /// Observes a box.
 pub fn observe(at: BoxAt<'_>, record: Record) -> Observation {
-    look(at, record, Locking::Probe)
+    look(at, record, Record::is_busy)
 }
 
 /// Observes a box whose record this process has locked.
 pub fn observe_locked(at: BoxAt<'_>, record: Record) -> Observation {
-    look(at, record, Locking::Ours)
+    look(at, record, |_| false)
 }
 
 /// Observes a box with one of the two functions above, and once more if something about it was
@@ -83,13 +83,7 @@ pub fn observe_settled(
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Locking {
-    Probe,
-    Ours,
-}
-
-fn look(at: BoxAt<'_>, mut record: Record, locking: Locking) -> Observation {
+fn look(at: BoxAt<'_>, mut record: Record, is_busy: fn(&Record) -> bool) -> Observation {
     let journal = read_journal(&mut record);
     let ownership = ownership(&record, &journal);
     let has_ended = record.lines.ended.is_some() && record.damage.is_none();
@@ -106,7 +100,7 @@ fn look(at: BoxAt<'_>, mut record: Record, locking: Locking) -> Observation {
     let lives_alone = ownership == Ownership::Detached && is_recorded(&keeper, &record);
     let created = record.lines.created.as_ref();
     let mut observation = Observation {
-        locked: locking == Locking::Probe && !has_ended && !lives_alone && record.is_busy(),
+        locked: !has_ended && !lives_alone && is_busy(&record),
         paused: lives_alone
             && journal.paused
             && CgroupReader::new(at, &record).is_frozen(WorkloadCgroup::Own),
@@ -195,25 +189,19 @@ impl Observation {
     /// Notes that the record is wrong if it says or implies that the box has ended, and the box is
     /// alive. tare does not end such a box.
     fn find_contradiction(&mut self, at: BoxAt<'_>) {
-        let is_wrong = match self.ownership {
-            Ownership::Damaged => true,
+        let why = match self.ownership {
+            Ownership::Damaged => Some(INCOMPLETE),
             // The box never outlives its creator, which has the lock.
-            Ownership::Attached => false,
-            Ownership::Unwritten if is_nothing_yet(&self.record) => false,
+            Ownership::Attached => None,
+            Ownership::Unwritten if is_nothing_yet(&self.record) => None,
             // The process that has the lock is still at work.
-            Ownership::Unwritten | Ownership::NotYetDetached if self.locked => false,
-            Ownership::Unwritten | Ownership::NotYetDetached | Ownership::Detached => {
-                self.lives_unrecorded(at)
+            Ownership::Unwritten | Ownership::NotYetDetached if self.locked => None,
+            Ownership::Unwritten | Ownership::NotYetDetached => {
+                self.lives_unrecorded(at).then_some(INCOMPLETE)
             }
+            Ownership::Detached => self.lives_unrecorded(at).then_some(CONTRADICTED),
         };
-        if is_wrong {
-            let why = match self.ownership {
-                Ownership::Detached => CONTRADICTED,
-                Ownership::Unwritten
-                | Ownership::Attached
-                | Ownership::NotYetDetached
-                | Ownership::Damaged => INCOMPLETE,
-            };
+        if let Some(why) = why {
             self.record.damage.get_or_insert(Damage::Broken(why.to_owned()));
             self.ownership = Ownership::Damaged;
         }

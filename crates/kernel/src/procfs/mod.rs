@@ -98,8 +98,6 @@ pub struct Stat {
     pub is_zombie: bool,
     /// By a signal or by a debugger.
     pub is_stopped: bool,
-    /// Whether it has executed a program since it was forked.
-    pub has_executed: bool,
 }
 
 impl ProcessDir<'_> {
@@ -152,19 +150,15 @@ fn count_lines(file: &OwnedFd) -> rustix::io::Result<u64> {
     }
 }
 
-/// Flag of a process that was forked and has not executed (the kernel's `sched.h`).
-const PF_FORKNOEXEC: u64 = 0x40;
-
 /// Parses a `stat` file (proc_pid_stat(5)). The name in parentheses can contain anything.
 /// Behind the last parenthesis come the state, the parent, and as the 7th, 18th and 22nd field
-/// the flags, the threads and the resident pages.
+/// the threads and the resident pages.
 fn parse_stat(text: &str) -> Option<Stat> {
     let (_, fields) = text.rsplit_once(')')?;
     let mut fields = fields.split_whitespace();
     let state = fields.next()?;
     let parent = fields.next()?.parse().ok()?;
-    let flags: u64 = fields.nth(4)?.parse().ok()?;
-    let threads = fields.nth(10)?.parse().ok()?;
+    let threads = fields.nth(15)?.parse().ok()?;
     let pages: u64 = fields.nth(3)?.parse().ok()?;
     Some(Stat {
         parent,
@@ -172,7 +166,6 @@ fn parse_stat(text: &str) -> Option<Stat> {
         resident_bytes: pages * PAGE_BYTES,
         is_zombie: matches!(state, "Z" | "X"),
         is_stopped: matches!(state, "T" | "t"),
-        has_executed: flags & PF_FORKNOEXEC == 0,
     })
 }
 
@@ -281,7 +274,6 @@ mod tests {
         let text = "7 (a) R 1) Z 3 7 7 0 -1 64 0 0 0 0 0 0 0 0 20 0 5 0 1234 999 10 0 0";
         let stat = parse_stat(text).unwrap();
         assert_eq!((stat.parent, stat.threads, stat.is_zombie), (3, 5, true));
-        assert!(!stat.has_executed);
         assert_eq!(stat.resident_bytes, 10 * PAGE_BYTES);
         assert_eq!(parse_stat("7 (a) R"), None);
     }

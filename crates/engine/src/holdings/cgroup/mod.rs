@@ -217,21 +217,23 @@ fn unified_controllers(root: &Path) -> Vec<Controller> {
     let Ok(cgroup) = Cgroup::open(root) else {
         return Vec::new();
     };
-    let listed = |file: &str| {
-        let text = cgroup.read(file).unwrap_or_default();
-        let has = |one: &Controller| text.split_whitespace().any(|name| name == one.name());
-        CONTROLLERS.into_iter().filter(has).collect::<Vec<_>>()
-    };
-    let mut usable = listed("cgroup.controllers");
+    let mut usable = listed(&cgroup, "cgroup.controllers");
     if usable.is_empty() {
         return usable;
     }
-    let enabled = listed("cgroup.subtree_control");
+    let enabled = listed(&cgroup, "cgroup.subtree_control");
     usable.retain(|one| {
         let enable = || cgroup.write("cgroup.subtree_control", &format!("+{}", one.name()));
         enabled.contains(one) || (may_enable(&cgroup) && enable().is_ok())
     });
     usable
+}
+
+/// Returns the controllers that a file of a cgroup lists.
+fn listed(cgroup: &Cgroup, file: &str) -> Vec<Controller> {
+    let text = cgroup.read(file).unwrap_or_default();
+    let has = |one: &Controller| text.split_whitespace().any(|name| name == one.name());
+    CONTROLLERS.into_iter().filter(has).collect()
 }
 
 /// Returns whether enabling a controller leaves the children usable. In a cgroup with processes
@@ -244,7 +246,7 @@ fn may_enable(cgroup: &Cgroup) -> bool {
     is_root || cgroup.read("cgroup.procs").is_ok_and(|pids| pids.is_empty())
 }
 
-/// Checks the cgroup that the user chose for boxes, as far as these are directories of it: it must
+/// Checks the cgroup that the user chose for boxes, if these parents are its directories: it must
 /// exist in every hierarchy, and its children must be able to have limits.
 pub fn check_parent(root: &StateRoot, parents: &CgroupRoots) -> Result<(), Error> {
     if root.cgroup_parent.is_none() {
@@ -258,14 +260,8 @@ pub fn check_parent(root: &StateRoot, parents: &CgroupRoots) -> Result<(), Error
     let Some(unified) = chosen else {
         return Ok(());
     };
-    let is_offered = |file: &Path| {
-        let offered = fs::read_to_string(file).unwrap_or_default();
-        CONTROLLERS
-            .iter()
-            .filter(|one| offered.split_whitespace().any(|it| it == one.name()))
-            .count()
-    };
-    if unified_controllers(&unified).len() == is_offered(&unified.join("cgroup.controllers")) {
+    let offered = Cgroup::open(&unified).map(|it| listed(&it, "cgroup.controllers"));
+    if unified_controllers(&unified) == offered.unwrap_or_default() {
         return Ok(());
     }
     Err(cannot_use_parent(&unified)
