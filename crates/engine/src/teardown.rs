@@ -30,9 +30,7 @@ use crate::holdings::{HOLDINGS, ReleaseAt};
 use crate::host::layout::BoxAt;
 use crate::observe::identity::{self, KeeperState};
 use crate::record::damage::Damage;
-use crate::record::lines::{
-    EndedLine, EndingLine, Line, Reason, RecordLines, RemovingLine, StuckLine,
-};
+use crate::record::lines::{EndedLine, EndingLine, Line, Reason, RecordLines, StuckLine};
 use crate::record::{self, LockedRecord, Record};
 use crate::spec::BoxId;
 
@@ -228,10 +226,9 @@ fn mark_removal(record: &mut LockedRecord) -> bool {
     if record.damage.is_some() || record.lines.created.is_none() {
         return false;
     }
-    let at_ns = boot_ns();
     record.lines.detached().is_none()
         || record.lines.removing
-        || record.add(Line::Removing(RemovingLine { at_ns })).is_ok()
+        || record.add(Line::Removing { at_ns: boot_ns() }).is_ok()
 }
 
 /// The names, locked, if the box may have one.

@@ -6,9 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use rustix::fs::CWD;
 use tare_kernel::cgroup::Cgroup;
-use tare_kernel::fds::open_directory;
 
 use crate::host::layout::{self, BoxAt, StateRoot};
 use crate::host::parents;
@@ -34,8 +32,8 @@ impl HostObjects {
         Self { cgroups: cgroups(root), pids: all_pids(), candidates: OnceLock::new() }
     }
 
-    /// Whether a process lives in a box, whatever its record says. A cgroup that cannot be read
-    /// may have one.
+    /// Returns whether a process lives in a box, whatever its record says. A cgroup that cannot be
+    /// read counts as alive.
     pub fn has_life(&self, at: BoxAt<'_>) -> bool {
         let tag = at.root.layout.tag();
         let candidates = || by_box(keeper_candidates(&self.pids, tag));
@@ -84,8 +82,6 @@ fn cgroups(root: &StateRoot) -> BTreeMap<BoxId, Vec<PathBuf>> {
 
 /// Returns the boxes that have a directory in this cgroup.
 pub fn boxes_in(parent: &Path, tag: &Tag) -> Vec<BoxId> {
-    let entries = open_directory(CWD, parent).and_then(rustix::fs::Dir::new);
-    let entries = entries.into_iter().flatten().filter_map(Result::ok);
-    let id = |entry: rustix::fs::DirEntry| layout::box_of(entry.file_name().to_str().ok()?, tag);
-    entries.filter_map(id).collect()
+    let entries = std::fs::read_dir(parent).into_iter().flatten().filter_map(Result::ok);
+    entries.filter_map(|entry| layout::box_of(entry.file_name().to_str()?, tag)).collect()
 }

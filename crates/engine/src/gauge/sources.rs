@@ -3,7 +3,7 @@
 //!
 //! Everything is opened ahead of time; see [`reserve`](crate::gauge::reserve).
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, fstat, fstatvfs};
@@ -14,6 +14,7 @@ use tare_kernel::procfs::Procfs;
 
 use crate::gauge::reading::{Gauge, Reading};
 use crate::gauge::reserve::{OpenFile, ReservedFds, count_entries};
+use crate::host::state_root;
 
 /// What a source says: how much is used, of which limit, and what the limit is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -269,11 +270,12 @@ impl StateRootGauges {
         Some(Reading::new(Gauge::Boxes, used, limit, "the configured maximum of boxes"))
     }
 
-    /// A directory has two links, and one for each directory in it. A file system that does not
-    /// count links reports one.
     fn count_boxes(&self) -> Option<u64> {
-        let known = fstat(&self.boxes).ok()?.st_nlink.checked_sub(2);
-        known.or_else(|| count_entries(&self.boxes).ok())
+        match state_root::count(self.boxes.as_fd()) {
+            // There is none, or the file system does not count.
+            0 => count_entries(&self.boxes).ok(),
+            count => Some(count as u64),
+        }
     }
 }
 

@@ -331,13 +331,13 @@ fn add_line(steps: &mut Steps, line: &Line, sources: &Sources) {
     let (kind, text) = match line {
         Line::Created(created) => (StepKind::Created, text::created(&command_of(created))),
         Line::Keeper(keeper) => (StepKind::Go, text::go(keeper.pid)),
-        Line::Renamed(renaming) => (StepKind::Renamed, format!("renamed to {}", renaming.name)),
+        Line::Renamed { name, .. } => (StepKind::Renamed, format!("renamed to {name}")),
         Line::Updated(update) => (StepKind::Updated, text::updated(update)),
         Line::Stuck(stuck) => (StepKind::Stuck, format!("could not be ended: {stuck}")),
         Line::Ending(it) => (StepKind::Killed, text::killed_by_tare(it.why, it.pid)),
         Line::Ended(ended) => return add_end(steps, ended, sources),
         // A removal has its own steps.
-        Line::Removing(_) => return,
+        Line::Removing { .. } => return,
     };
     steps.add(line.at_ns(), kind, text);
 }

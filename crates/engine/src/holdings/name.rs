@@ -6,17 +6,19 @@
 //! ENOENT in a directory that is removed. A process that is killed in between leaves an empty
 //! directory, which the next command removes ([`Names::remove_empty`]).
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString, OsStr};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, CWD, Dir, Mode, mkdirat, readlinkat, symlinkat, unlinkat};
+use rustix::fs::{AtFlags, CWD, Mode, mkdirat, readlinkat, symlinkat, unlinkat};
 use rustix::io::Errno;
 use tare_kernel::fds::open_directory;
 use tare_kernel::locks::{LOCK_WITHIN, Lock, lock_within};
 use tare_kernel::step::step;
+use tare_kernel::tree;
 
 use crate::error::{Context, Error, Hint};
 use crate::host::layout::{BoxAt, Layout};
@@ -180,15 +182,13 @@ pub fn list(layout: &Layout) -> Listing {
     listing
 }
 
-fn entry_path(entry: &CStr) -> &std::ffi::OsStr {
-    std::os::unix::ffi::OsStrExt::from_bytes(entry.to_bytes())
+fn entry_path(entry: &CStr) -> &OsStr {
+    OsStr::from_bytes(entry.to_bytes())
 }
 
-/// The names in a directory, without `.` and `..`.
-fn entries(directory: &OwnedFd) -> Vec<std::ffi::CString> {
-    let entries = Dir::read_from(directory).into_iter().flatten().filter_map(Result::ok);
-    let names = entries.map(|entry| entry.file_name().to_owned());
-    names.filter(|name| ![c".", c".."].contains(&name.as_c_str())).collect()
+/// The names in a directory. One that cannot be read has none.
+fn entries(directory: &OwnedFd) -> Vec<CString> {
+    tree::names(directory.as_fd()).unwrap_or_default()
 }
 
 fn tenants(names: &OwnedFd) -> Vec<Tenant> {

@@ -5,14 +5,17 @@
 //! box in it. The directories of [`CgroupRoots`] that every tare finds by itself are not listed.
 //! tare never makes a parent, and never removes one.
 
+use std::ffi::{CString, OsString};
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Dir, readlinkat, symlinkat, unlinkat};
+use rustix::fs::{AtFlags, CWD, readlinkat, symlinkat, unlinkat};
 use rustix::io::Errno;
 use tare_kernel::fds::open_directory;
 use tare_kernel::step::step;
+use tare_kernel::tree;
 
 use crate::error::{Context, Error};
 use crate::host::cgroups::CgroupRoots;
@@ -67,13 +70,13 @@ pub fn listed(layout: &Layout) -> Vec<PathBuf> {
     let Ok(directory) = open_directory(CWD, layout.parents()) else {
         return Vec::new();
     };
-    let entries = Dir::read_from(&directory).into_iter().flatten().filter_map(Result::ok);
-    let target = |entry: rustix::fs::DirEntry| {
-        let target = readlinkat(&directory, entry.file_name(), Vec::new()).ok()?;
-        let target = PathBuf::from(std::ffi::OsString::from_vec(target.into_bytes()));
+    let target = |name: &CString| {
+        let target = readlinkat(&directory, name, Vec::new()).ok()?;
+        let target = PathBuf::from(OsString::from_vec(target.into_bytes()));
         target.is_absolute().then_some(target)
     };
-    entries.filter_map(target).collect()
+    let names = tree::names(directory.as_fd()).unwrap_or_default();
+    names.iter().filter_map(target).collect()
 }
 
 /// Takes a directory off the list.

@@ -19,7 +19,7 @@ use crate::host::processes::all_pids;
 use crate::host::state_root;
 use crate::observe::Observation;
 use crate::observe::view::{State, has_ended, no_box};
-use crate::record::lines::{Lease, Line, RenamedLine, UpdatedLine};
+use crate::record::lines::{Lease, Line, UpdatedLine};
 use crate::record::{LockedRecord, Record};
 use crate::session::link;
 use crate::spec::{BoxId, Cpus, Isolation, Limit, Name};
@@ -114,7 +114,7 @@ pub fn rename(at: BoxAt<'_>, wanted: &Name) -> Result<(), Error> {
     settle_name_owner(at.root, &tenant, wanted)?;
     name::check_free(&at.root.layout, &tenant, wanted)?;
     let doing = || format!("cannot record the name of box {}", at.id);
-    let renamed = |name: &Name| Line::Renamed(RenamedLine { name: name.clone(), at_ns: boot_ns() });
+    let renamed = |name: &Name| Line::Renamed { name: name.clone(), at_ns: boot_ns() };
     record.add(renamed(wanted)).context(doing)?;
     if let Err(error) = name::acquire(&at.root.layout, &tenant, wanted, at.id) {
         // Another box has taken the name. This box has its old name, even if that cannot be recorded.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rustix::fs::{AtFlags, Mode, OFlags, fchmod, openat, statat};
 use rustix::io::{Errno, retry_on_intr};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with,
 };
@@ -71,11 +72,7 @@ impl Record {
     /// Connects to the keeper. Connecting, and each send, waits for `within` at most.
     pub fn connect(&self, within: Duration) -> io::Result<OwnedFd> {
         let socket = unix_socket()?;
-        rustix::net::sockopt::set_socket_timeout(
-            &socket,
-            rustix::net::sockopt::Timeout::Send,
-            Some(within),
-        )?;
+        set_socket_timeout(&socket, Timeout::Send, Some(within))?;
         let address = self.control_address()?;
         step("connect to keeper", || connect(&socket, &address))?;
         Ok(socket)
@@ -129,15 +126,9 @@ fn unix_socket() -> io::Result<OwnedFd> {
     Ok(step("make socket", make)?)
 }
 
-/// Reads the journal from an open file.
+/// Reads the journal from an open file, which the keeper may be writing.
 pub fn read_journal(file: BorrowedFd<'_>) -> io::Result<Journal> {
-    Ok(Journal::read(&read_start(file, JOURNAL_BYTES)?))
-}
-
-/// Reads the first bytes of a file that the keeper may be writing.
-fn read_start(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Vec<u8>> {
-    let mut content = vec![0; bytes];
-    let length = retry_on_intr(|| rustix::io::pread(file, &mut content, 0))?;
-    content.truncate(length);
-    Ok(content)
+    let mut bytes = [0; JOURNAL_BYTES];
+    let length = retry_on_intr(|| rustix::io::pread(file, &mut bytes, 0))?;
+    Ok(Journal::read(&bytes[..length]))
 }

@@ -24,7 +24,7 @@ use crate::host::state_root::open_boxes;
 use crate::host::{CgroupRoots, Host};
 use crate::record::Record;
 use crate::record::json::{self, RECORD_FILE};
-use crate::record::lines::{Created, KeeperLine, Line, RecordLines, RemovingLine, VERSION};
+use crate::record::lines::{Created, KeeperLine, Line, RecordLines, VERSION};
 use crate::spec::{BoxId, DetachOptions, Spec};
 use crate::time::Timestamp;
 
@@ -177,7 +177,7 @@ impl LockedRecord {
     /// Replaces all lines by one that says that the removal has begun. If this process is killed,
     /// the next command finishes the removal, whatever the record said before.
     pub fn forget(&mut self, id: &BoxId) -> Result<(), Error> {
-        let removing = Line::Removing(RemovingLine { at_ns: boot_ns() });
+        let removing = Line::Removing { at_ns: boot_ns() };
         json::overwrite(self.directory.as_fd(), &removing)
             .context(|| format!("cannot remove the record of box {id}"))?;
         self.0.lines.removing = true;

@@ -48,13 +48,6 @@ impl Reason {
     }
 }
 
-/// The removal of the box has begun. If the process that removes it is killed, the next command
-/// finishes the removal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RemovingLine {
-    pub at_ns: u64,
-}
-
 /// A tare process is about to kill the box.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndingLine {

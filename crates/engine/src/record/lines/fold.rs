@@ -54,15 +54,15 @@ impl RecordLines {
                 self.created = Some(*created);
             }
             Line::Keeper(keeper) => self.keeper = Some(keeper),
-            Line::Renamed(renamed) => {
-                self.names.push(renamed.name);
+            Line::Renamed { name, .. } => {
+                self.names.push(name);
                 self.is_renamed = true;
             }
             Line::Updated(update) => {
                 self.updates += 1;
                 self.update(&update);
             }
-            Line::Removing(_) => self.removing = true,
+            Line::Removing { .. } => self.removing = true,
             Line::Stuck(stuck) => {
                 self.removing |= stuck.remove;
                 self.stuck = Some(stuck);

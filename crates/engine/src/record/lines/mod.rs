@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::spec::{Cpus, DetachOptions, Name, Spec};
 use crate::time::{Timestamp, from_now};
 
-pub use end::{EndedLine, EndingLine, Reason, RemovingLine, StuckLine};
+pub use end::{EndedLine, EndingLine, Reason, StuckLine};
 pub use fold::RecordLines;
 
 /// The version of the format. tare does not interpret a record of another version: the same words
@@ -29,9 +29,16 @@ pub enum Line {
     #[serde(rename = "intent")]
     Created(Box<Created>),
     Keeper(KeeperLine),
-    Renamed(RenamedLine),
+    Renamed {
+        name: Name,
+        at_ns: u64,
+    },
     Updated(UpdatedLine),
-    Removing(RemovingLine),
+    /// The removal of the box has begun. If the process that removes it is killed, the next command
+    /// finishes the removal.
+    Removing {
+        at_ns: u64,
+    },
     Stuck(StuckLine),
     Ending(EndingLine),
     Ended(EndedLine),
@@ -65,13 +72,6 @@ pub struct KeeperLine {
     pub first_uid: Option<u32>,
     pub lease: Lease,
     /// When this was written. The command starts later.
-    pub at_ns: u64,
-}
-
-/// A rename of the box.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RenamedLine {
-    pub name: Name,
     pub at_ns: u64,
 }
 
@@ -141,8 +141,8 @@ impl Line {
 
     /// Returns the name that this line gives to the box.
     pub fn name(&self) -> Option<&Name> {
-        if let Self::Renamed(renamed) = self {
-            Some(&renamed.name)
+        if let Self::Renamed { name, .. } = self {
+            Some(name)
         } else {
             self.created()?.spec.name.as_ref()
         }
@@ -153,9 +153,8 @@ impl Line {
         match self {
             Self::Created(created) => created.created_ns,
             Self::Keeper(keeper) => keeper.at_ns,
-            Self::Renamed(renamed) => renamed.at_ns,
+            Self::Renamed { at_ns, .. } | Self::Removing { at_ns } => *at_ns,
             Self::Updated(updated) => updated.at_ns,
-            Self::Removing(removing) => removing.at_ns,
             Self::Stuck(stuck) => stuck.at_ns,
             Self::Ending(ending) => ending.at_ns,
             Self::Ended(ended) => ended.at_ns,
