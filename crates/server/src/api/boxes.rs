@@ -10,10 +10,11 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::admission::Caller;
 use crate::api::openapi::{ARGUMENTS_MAX, BoxPath, VARIABLES_MAX};
+use crate::api::requested::RequestedBox;
 use crate::config::Config;
 use crate::error::ServiceError;
 use crate::http::bounded::{List, Texts};
-use crate::http::extract::{JsonWithBytes, Path, Query};
+use crate::http::extract::{JsonWithBytes, Query};
 use crate::work::Service;
 use crate::work::boxes::BoxPage;
 use crate::work::create::CreateRequest;
@@ -212,9 +213,7 @@ impl ListQuery {
     responses((status = 200, body = Details))
 )]
 pub async fn inspect(
-    State(service): State<Service>,
-    Extension(caller): Extension<Caller>,
-    Path(BoxPath { id }): Path<BoxPath>,
+    RequestedBox { service, caller, id }: RequestedBox,
 ) -> Result<axum::Json<Details>, ServiceError> {
     Ok(axum::Json(service.inspect(&caller, id).await?))
 }
@@ -228,9 +227,7 @@ pub async fn inspect(
     responses((status = 200, body = Usage))
 )]
 pub async fn stats(
-    State(service): State<Service>,
-    Extension(caller): Extension<Caller>,
-    Path(BoxPath { id }): Path<BoxPath>,
+    RequestedBox { service, caller, id }: RequestedBox,
 ) -> Result<axum::Json<Usage>, ServiceError> {
     Ok(axum::Json(service.usage(&caller, id).await?))
 }
@@ -247,9 +244,7 @@ pub async fn stats(
     responses((status = 204))
 )]
 pub async fn remove(
-    State(service): State<Service>,
-    Extension(caller): Extension<Caller>,
-    Path(BoxPath { id }): Path<BoxPath>,
+    RequestedBox { service, caller, id }: RequestedBox,
     Query(query): Query<RemoveQuery>,
 ) -> Result<StatusCode, ServiceError> {
     service.remove(&caller, id, query.force).await?;

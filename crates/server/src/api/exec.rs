@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use axum::extract::{Extension, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
@@ -10,18 +10,17 @@ use tare_engine::spec::{Terminal, User, command};
 use tare_engine::{Cause, ExecSpec};
 use utoipa::ToSchema;
 
-use crate::admission::Caller;
 use crate::api::openapi::{ARGUMENTS_MAX, BoxPath, VARIABLES_MAX};
 use crate::api::processes::ExecStatus;
+use crate::api::requested::RequestedBox;
 use crate::api::stream;
 use crate::config::Limits;
 use crate::error::ServiceError;
 use crate::http::bounded::{List, Texts};
-use crate::http::extract::{Json, Path};
+use crate::http::extract::Json;
 use crate::http::frames::StreamFormat;
 use crate::http::text::Encoding;
 use crate::http::{Http, request_log};
-use crate::work::Service;
 use crate::work::exec::Fed;
 use crate::work::outcome::RunOutput;
 use crate::work::output::OutputSink;
@@ -106,10 +105,8 @@ pub struct ExecResult {
     )
 )]
 pub async fn exec(
-    State(service): State<Service>,
+    RequestedBox { service, caller, id }: RequestedBox,
     State(http): State<Http>,
-    Extension(caller): Extension<Caller>,
-    Path(BoxPath { id }): Path<BoxPath>,
     headers: HeaderMap,
     Json(request): Json<ExecRequest>,
 ) -> Result<Response, ServiceError> {

@@ -2,17 +2,16 @@
 
 use std::time::Duration;
 
-use axum::extract::{Extension, State};
+use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use tare_engine::{Cause, End, Status};
 use utoipa::{IntoParams, ToSchema};
 
-use crate::admission::Caller;
 use crate::api::openapi::BoxPath;
+use crate::api::requested::RequestedBox;
 use crate::error::ServiceError;
-use crate::http::extract::{Json, Path, Query};
+use crate::http::extract::{Json, Query};
 use crate::http::{Http, request_log};
-use crate::work::Service;
 use crate::work::spec;
 
 /// The time for a command to stop if the request names none.
@@ -63,10 +62,8 @@ pub struct Waited {
     responses((status = 200, body = Waited))
 )]
 pub async fn wait(
-    State(service): State<Service>,
+    RequestedBox { service, caller, id }: RequestedBox,
     State(http): State<Http>,
-    Extension(caller): Extension<Caller>,
-    Path(BoxPath { id }): Path<BoxPath>,
     Query(query): Query<WaitQuery>,
 ) -> Result<axum::Json<Waited>, ServiceError> {
     let within = spec::timeout(query.timeout_ms, &service.config().limits)?;
@@ -95,9 +92,7 @@ impl Waited {
     responses((status = 200, body = Status))
 )]
 pub async fn stop(
-    State(service): State<Service>,
-    Extension(caller): Extension<Caller>,
-    Path(BoxPath { id }): Path<BoxPath>,
+    RequestedBox { service, caller, id }: RequestedBox,
     request: Option<Json<StopRequest>>,
 ) -> Result<axum::Json<Status>, ServiceError> {
     let grace_ms = request.and_then(|Json(request)| request.grace_ms);
@@ -120,9 +115,7 @@ pub async fn stop(
     responses((status = 200, body = Status))
 )]
 pub async fn pause(
-    State(service): State<Service>,
-    Extension(caller): Extension<Caller>,
-    Path(BoxPath { id }): Path<BoxPath>,
+    RequestedBox { service, caller, id }: RequestedBox,
 ) -> Result<axum::Json<Status>, ServiceError> {
     Ok(axum::Json(service.pause(&caller, id).await?))
 }
@@ -136,9 +129,7 @@ pub async fn pause(
     responses((status = 200, body = Status))
 )]
 pub async fn resume(
-    State(service): State<Service>,
-    Extension(caller): Extension<Caller>,
-    Path(BoxPath { id }): Path<BoxPath>,
+    RequestedBox { service, caller, id }: RequestedBox,
 ) -> Result<axum::Json<Status>, ServiceError> {
     Ok(axum::Json(service.resume(&caller, id).await?))
 }
@@ -153,9 +144,7 @@ pub async fn resume(
     responses((status = 200, body = Status))
 )]
 pub async fn lease(
-    State(service): State<Service>,
-    Extension(caller): Extension<Caller>,
-    Path(BoxPath { id }): Path<BoxPath>,
+    RequestedBox { service, caller, id }: RequestedBox,
     Json(request): Json<LeaseRequest>,
 ) -> Result<axum::Json<Status>, ServiceError> {
     let lease = spec::lease(Some(request.lease_ms), &service.config().limits)?;

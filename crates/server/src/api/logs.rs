@@ -1,6 +1,6 @@
 //! `GET /v1/boxes/{id}/logs`: the log of a box, as text or in frames.
 
-use axum::extract::{Extension, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::Response;
 use serde::Deserialize;
@@ -9,14 +9,13 @@ use tare_engine::Timestamp;
 use tare_engine::spec::quantity;
 use utoipa::IntoParams;
 
-use crate::admission::Caller;
 use crate::api::openapi::BoxPath;
+use crate::api::requested::RequestedBox;
 use crate::error::ServiceError;
-use crate::http::extract::{Path, Query};
+use crate::http::extract::Query;
 use crate::http::frames::{self, Output, StreamFormat, TextFrames};
 use crate::http::text::Encoding;
 use crate::http::{Http, request_log};
-use crate::work::Service;
 use crate::work::logs::{LogPart, LogRange, LogReader, LogRecord};
 use crate::work::output::Chunk;
 
@@ -54,10 +53,8 @@ pub struct LogsQuery {
     responses((status = 200, body = String, content_type = "text/plain"))
 )]
 pub async fn logs(
-    State(service): State<Service>,
+    RequestedBox { service, caller, id }: RequestedBox,
     State(http): State<Http>,
-    Extension(caller): Extension<Caller>,
-    Path(BoxPath { id }): Path<BoxPath>,
     Query(query): Query<LogsQuery>,
     headers: HeaderMap,
 ) -> Result<Response, ServiceError> {

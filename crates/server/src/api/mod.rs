@@ -10,6 +10,7 @@ mod logs;
 mod openapi;
 mod operate;
 mod processes;
+mod requested;
 mod run;
 mod stream;
 mod terminal;

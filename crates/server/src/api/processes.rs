@@ -1,9 +1,7 @@
 //! `/v1/boxes/{id}/execs/{exec}`: processes that were started detached.
 
-use std::sync::Arc;
-
 use axum::body::Body;
-use axum::extract::{Extension, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
@@ -12,13 +10,13 @@ use tare_engine::spec::name;
 use tare_engine::{Cause, Timestamp};
 use utoipa::{IntoParams, ToSchema};
 
-use crate::admission::Caller;
 use crate::api::exec::TerminalSize;
 use crate::api::openapi::ExecPath;
+use crate::api::requested::RequestedExec;
 use crate::api::stream;
 use crate::error::ServiceError;
 use crate::http::body::BoundedBody;
-use crate::http::extract::{Json, Path, Query};
+use crate::http::extract::{Json, Query};
 use crate::http::frames::{EventFrame, StreamFormat, TextFrames};
 use crate::http::text::Encoding;
 use crate::http::{Http, request_log};
@@ -138,13 +136,8 @@ impl ExecStatus {
     params(ExecPath),
     responses((status = 200, body = ExecStatus))
 )]
-pub async fn inspect(
-    State(service): State<Service>,
-    Extension(caller): Extension<Caller>,
-    Path(path): Path<ExecPath>,
-) -> Result<axum::Json<ExecStatus>, ServiceError> {
-    let exec = find(&service, &caller, &path).await?;
-    Ok(axum::Json(ExecStatus::of(&exec)))
+pub async fn inspect(RequestedExec(exec): RequestedExec) -> axum::Json<ExecStatus> {
+    axum::Json(ExecStatus::of(&exec))
 }
 
 /// The output of a detached process, and how it ended
@@ -160,15 +153,12 @@ pub async fn inspect(
     responses((status = 200, body = EventFrame, content_type = "text/event-stream"))
 )]
 pub async fn output(
-    State(service): State<Service>,
+    RequestedExec(exec): RequestedExec,
     State(http): State<Http>,
-    Extension(caller): Extension<Caller>,
-    Path(path): Path<ExecPath>,
     Query(query): Query<StreamQuery>,
     headers: HeaderMap,
 ) -> Result<Response, ServiceError> {
     request_log::hold_stream(&http)?;
-    let exec = find(&service, &caller, &path).await?;
     let format = StreamFormat::of_stream(&headers);
     let mut texts = TextFrames::new(format, query.encoding);
     Ok(format.streamed(|sender| async move {
@@ -203,13 +193,11 @@ pub async fn output(
     responses((status = 204))
 )]
 pub async fn stdin(
+    RequestedExec(exec): RequestedExec,
     State(service): State<Service>,
-    Extension(caller): Extension<Caller>,
-    Path(path): Path<ExecPath>,
     Query(query): Query<StdinQuery>,
     body: Body,
 ) -> Result<StatusCode, ServiceError> {
-    let exec = find(&service, &caller, &path).await?;
     let Some(input) = exec.input() else {
         let message = "the input of the process is closed, or the process has ended";
         return Err(ServiceError::conflict("stdin_closed", message));
@@ -239,14 +227,10 @@ pub async fn stdin(
     responses((status = 204))
 )]
 pub async fn signal(
-    State(service): State<Service>,
-    Extension(caller): Extension<Caller>,
-    Path(path): Path<ExecPath>,
+    RequestedExec(exec): RequestedExec,
     Json(request): Json<SignalRequest>,
 ) -> Result<StatusCode, ServiceError> {
-    let signal = ProcessControl::Signal(request.signal.number()?);
-    let exec = find(&service, &caller, &path).await?;
-    control(&exec, signal).await
+    control(&exec, ProcessControl::Signal(request.signal.number()?)).await
 }
 
 /// Give the terminal of a detached process another size
@@ -259,16 +243,12 @@ pub async fn signal(
     responses((status = 204))
 )]
 pub async fn resize(
-    State(service): State<Service>,
-    Extension(caller): Extension<Caller>,
-    Path(path): Path<ExecPath>,
+    RequestedExec(exec): RequestedExec,
     Json(request): Json<TerminalSize>,
 ) -> Result<StatusCode, ServiceError> {
     request.into_terminal()?;
     let TerminalSize { rows, columns } = request;
-    let resize = ProcessControl::Resize { rows, columns };
-    let exec = find(&service, &caller, &path).await?;
-    control(&exec, resize).await
+    control(&exec, ProcessControl::Resize { rows, columns }).await
 }
 
 async fn control(exec: &ExecProcess, request: ProcessControl) -> Result<StatusCode, ServiceError> {
@@ -279,14 +259,4 @@ async fn control(exec: &ExecProcess, request: ProcessControl) -> Result<StatusCo
     } else {
         Err(ServiceError::conflict("exec_ended", "the process has ended"))
     }
-}
-
-/// Finds the process. A box that is gone has none.
-async fn find(
-    service: &Service,
-    caller: &Caller,
-    path: &ExecPath,
-) -> Result<Arc<ExecProcess>, ServiceError> {
-    let id = service.find(caller, &path.id).await?;
-    service.processes.find(&id, &path.exec)
 }

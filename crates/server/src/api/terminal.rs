@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use axum::body::Bytes;
+use axum::extract::State;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
-use axum::extract::{Extension, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use futures_util::{SinkExt, StreamExt};
@@ -18,15 +18,14 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::SendTimeoutError;
 
-use crate::admission::Caller;
 use crate::api::exec::{ProcessFields, TerminalSize};
 use crate::api::openapi::BoxPath;
+use crate::api::requested::RequestedBox;
 use crate::api::stream;
 use crate::error::ServiceError;
 use crate::http::error::error_json;
-use crate::http::extract::{Path, Query};
+use crate::http::extract::Query;
 use crate::http::{Http, request_log};
-use crate::work::Service;
 use crate::work::exec::{Fed, Process, WAITING_MAX};
 use crate::work::outcome::RunOutput;
 use crate::work::output::Chunk;
@@ -62,10 +61,8 @@ const COLUMNS: u16 = 80;
     responses((status = 101, description = "The terminal is open"))
 )]
 pub async fn open(
-    State(service): State<Service>,
+    RequestedBox { service, caller, id }: RequestedBox,
     State(http): State<Http>,
-    Extension(caller): Extension<Caller>,
-    Path(BoxPath { id }): Path<BoxPath>,
     Query(pairs): Query<Vec<(String, String)>>,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, ServiceError> {
