@@ -204,9 +204,9 @@ impl ServiceError {
 }
 
 /// A message of serde without the names of Rust types.
-pub fn in_plain_words(said: &str) -> String {
-    let Some((before, expected)) = said.rsplit_once("expected ") else {
-        return said.replace("invalid digit found in string", "not a whole number");
+pub fn in_plain_words(message: &str) -> String {
+    let Some((before, expected)) = message.rsplit_once("expected ") else {
+        return message.replace("invalid digit found in string", "not a whole number");
     };
     let end = expected.find(" at line ").unwrap_or(expected.len());
     let (what, place) = expected.split_at(end);
@@ -273,7 +273,7 @@ mod tests {
 
     #[test]
     fn no_rust_type_is_named() {
-        for (said, plain) in [
+        for (message, plain) in [
             (
                 "invalid value: integer `-1`, expected u32 at line 1 column 9",
                 "invalid value: integer `-1`, expected a whole number that is not negative at line 1 column 9",
@@ -288,7 +288,7 @@ mod tests {
                 "invalid type: integer `1`, expected a string",
             ),
         ] {
-            assert_eq!(in_plain_words(said), plain);
+            assert_eq!(in_plain_words(message), plain);
         }
     }
 }

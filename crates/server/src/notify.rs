@@ -5,15 +5,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 pub fn ready() {
-    tell(b"READY=1");
+    send(b"READY=1");
 }
 
 pub fn stopping() {
-    tell(b"STOPPING=1");
+    send(b"STOPPING=1");
 }
 
 /// Sends a state. A manager that does not listen is ignored.
-fn tell(state: &[u8]) {
+fn send(state: &[u8]) {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else {
         return;
     };
@@ -21,6 +21,6 @@ fn tell(state: &[u8]) {
         Some(name) => SocketAddr::from_abstract_name(name),
         None => SocketAddr::from_pathname(&path),
     };
-    let told = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(state, &address));
-    told.ok();
+    let sent = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(state, &address));
+    sent.ok();
 }

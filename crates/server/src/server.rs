@@ -104,9 +104,9 @@ pub fn serve(options: Options) -> Result<(), Error> {
     let engine = Arc::new(engine.on_reclaimed(move |id, found| {
         reclaiming.record(&LogEvent::OrphanReclaimed { box_id: id.as_str(), found });
     }));
-    let (tell, changes) = mpsc::channel(CHANGES_WAITING);
+    let (changes_to, changes) = mpsc::channel(CHANGES_WAITING);
     let (config, shutdown) = (CurrentConfig::new(config), Shutdown::default());
-    let pressure = Pressure::start(Arc::clone(&engine), config.clone(), tell)?;
+    let pressure = Pressure::start(Arc::clone(&engine), config.clone(), changes_to)?;
     let files = Files::new(config.clone(), options.state_root.as_deref());
     let service = Service::new(Foundation {
         engine,

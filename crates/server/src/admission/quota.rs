@@ -220,8 +220,8 @@ mod tests {
         drop(first);
         assert!(hold(60).is_ok());
         let much = Need::of_existing(1, 1 << 40);
-        let nobody = quotas.hold(&config, &Caller::default(), much);
-        assert!(nobody.expect("without a key").is_none());
+        let without_key = quotas.hold(&config, &Caller::default(), much);
+        assert!(without_key.expect("no quota").is_none());
     }
 
     #[test]

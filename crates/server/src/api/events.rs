@@ -36,14 +36,14 @@ pub async fn events(
 ) -> Result<Response, ServiceError> {
     request_log::hold_stream(&http)?;
     let format = StreamFormat::of_stream(&headers);
-    let mut noted = http.journal.subscribe();
+    let mut records = http.journal.subscribe();
     Ok(format.streamed(|sender| async move {
         let alive = || format.frame("alive", json!({}));
         // A client that has read this frame misses nothing from here on.
         sender.send(alive()).await;
         loop {
             let next = tokio::select! {
-                next = noted.recv() => next,
+                next = records.recv() => next,
                 () = http.shutdown.draining() => return Ok(()),
                 () = tokio::time::sleep(ALIVE_EVERY) => {
                     sender.send(alive()).await;
@@ -51,8 +51,8 @@ pub async fn events(
                 }
             };
             match next {
-                Ok(noted) if noted.event() == NOT_SHOWN || !caller.sees(noted.key()) => {}
-                Ok(noted) => sender.send(format.frame(noted.event(), noted.to_json())).await,
+                Ok(record) if record.event() == NOT_SHOWN || !caller.sees(record.key()) => {}
+                Ok(record) => sender.send(format.frame(record.event(), record.to_json())).await,
                 Err(RecvError::Lagged(missed)) => {
                     sender.send(format.frame("missed", json!({ "events": missed }))).await;
                 }

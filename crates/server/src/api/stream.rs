@@ -20,7 +20,7 @@ const CHUNKS_WAITING: usize = 4;
 /// Returns a sink for output that a client reads as it comes, and the client's end of it.
 pub fn channel(client_timeout: Duration) -> (OutputSink, mpsc::Receiver<Chunk>) {
     let (to, chunks) = mpsc::channel(CHUNKS_WAITING);
-    (OutputSink::Pass { to, patience: client_timeout }, chunks)
+    (OutputSink::Pass { to, client_timeout }, chunks)
 }
 
 /// A response with the output of `run` as frames, and its result as the last one.

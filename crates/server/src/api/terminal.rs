@@ -181,37 +181,36 @@ async fn serve_connection(process: Process, socket: WebSocket, client_timeout: D
     let (sink, chunks) = stream::channel(client_timeout);
     let (input, more) = mpsc::channel(WAITING_MAX);
     let (control, controlled) = mpsc::channel(WAITING_MAX);
-    let fed = Input { bytes: Vec::new(), more: Some(more), charge: None };
+    let input_of_process = Input { bytes: Vec::new(), more: Some(more), charge: None };
     let (mut to, from) = socket.split();
     let (alive, activity) = tokio::sync::watch::channel(());
     let running = async {
-        let output = process.relay(fed, Some(controlled), &sink).await;
+        let output = process.relay(input_of_process, Some(controlled), &sink).await;
         drop(sink);
         output
     };
-    let passing = send_output(&mut to, chunks, &alive, client_timeout);
-    let hearing = receive(from, &input, &control, &alive, client_timeout);
-    let close = tokio::select! {
+    let sending = send_output(&mut to, chunks, &alive, client_timeout);
+    let receiving = receive(from, &input, &control, &alive, client_timeout);
+    let (result, close) = tokio::select! {
         // The client gets all output before it gets the exit code.
-        (output, passed) = async { tokio::join!(running, passing) } => match passed {
+        (output, sent) = async { tokio::join!(running, sending) } => match sent {
             Ok(()) => last(output),
             Err(Gone) => return,
         },
-        refused = hearing => match refused {
+        refused = receiving => match refused {
             Some(why) => (None, close(close_code::POLICY, why)),
             None => return,
         },
         () = idle(activity) => (None, close(close_code::AWAY, "the connection was idle for too long")),
     };
-    let (told, close) = close;
-    let farewell = async {
-        if let Some(told) = told {
-            to.send(Message::Text(told.into())).await?;
+    let closing = async {
+        if let Some(result) = result {
+            to.send(Message::Text(result.into())).await?;
         }
         to.send(Message::Close(Some(close))).await
     };
     // A client that does not read this is gone.
-    tokio::time::timeout(client_timeout, farewell).await.ok();
+    tokio::time::timeout(client_timeout, closing).await.ok();
 }
 
 fn close(code: u16, why: &'static str) -> CloseFrame {
@@ -221,16 +220,16 @@ fn close(code: u16, why: &'static str) -> CloseFrame {
 fn last(output: Result<RunOutput, ServiceError>) -> (Option<String>, CloseFrame) {
     match output {
         Ok(RunOutput { end, .. }) => {
-            let told = json!({
+            let result = json!({
                 "exit_code": end.code(),
                 "signal": end.signal(),
                 "cause": end.cause,
             });
-            (Some(told.to_string()), close(close_code::NORMAL, ""))
+            (Some(result.to_string()), close(close_code::NORMAL, ""))
         }
         Err(error) => {
-            let told = json!({ "error": error_json(&error) });
-            (Some(told.to_string()), close(close_code::ERROR, error.code))
+            let result = json!({ "error": error_json(&error) });
+            (Some(result.to_string()), close(close_code::ERROR, error.code))
         }
     }
 }

@@ -32,7 +32,7 @@ use tower::ServiceExt;
 use crate::config::Listen;
 use crate::error::ServiceError;
 use crate::http::Http;
-use crate::http::write_timeout::Patient;
+use crate::http::write_timeout::WriteTimeout;
 
 /// How long a client may take for the head of a request, also between two requests of a
 /// connection. `[limits] client` can lower it.
@@ -263,8 +263,8 @@ fn serve_connection<S: AsyncRead + AsyncWrite + AsFd + Unpin + Send + 'static>(
     seat: Seat,
 ) {
     let shutdown = http.shutdown.clone();
-    let patience = http.config().limits.client.0;
-    let stream = Patient::new(stream, patience);
+    let client_timeout = http.config().limits.client.0;
+    let stream = WriteTimeout::new(stream, client_timeout);
     let (head_within, close) = match &seat.reserved {
         None => (HEAD_WITHIN, CancellationToken::new()),
         Some(reserved) => (RESERVE_HEAD_WITHIN, reserved.close.clone()),
@@ -279,7 +279,7 @@ fn serve_connection<S: AsyncRead + AsyncWrite + AsFd + Unpin + Send + 'static>(
     tokio::spawn(async move {
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(head_within.min(patience))
+            .header_read_timeout(head_within.min(client_timeout))
             .keep_alive(seat.reserved.is_none())
             .max_buf_size(HEAD_BYTES_MAX)
             .max_headers(HEADERS_MAX)

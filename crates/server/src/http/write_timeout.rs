@@ -1,4 +1,4 @@
-//! A connection with a limit on how long the server waits for its peer. If the peer reads nothing
+//! A connection with a limit on how long the server timer for its peer. If the peer reads nothing
 //! for that time, the server closes the connection and ends the work for it. The same happens if
 //! the peer is gone and left unread bytes, which hide the end of the stream.
 
@@ -13,22 +13,22 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
 /// How often the end of the connection is checked when it is not read.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+const CHECK_EVERY: Duration = Duration::from_millis(250);
 
 #[derive(Debug)]
-pub struct Patient<S> {
+pub struct WriteTimeout<S> {
     stream: S,
-    patience: Duration,
+    timeout: Duration,
     /// Runs while the peer reads nothing.
-    waits: Option<Pin<Box<Sleep>>>,
+    timer: Option<Pin<Box<Sleep>>>,
     /// Whether the last read returned bytes: the reader may not read again before it has answered.
     has_more: bool,
-    looks: Option<Pin<Box<Sleep>>>,
+    next_check: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> Patient<S> {
-    pub fn new(stream: S, patience: Duration) -> Self {
-        Self { stream, patience, waits: None, has_more: false, looks: None }
+impl<S> WriteTimeout<S> {
+    pub fn new(stream: S, timeout: Duration) -> Self {
+        Self { stream, timeout, timer: None, has_more: false, next_check: None }
     }
 
     /// Every byte that the peer reads restarts the timer.
@@ -38,28 +38,28 @@ impl<S> Patient<S> {
         context: &mut Context<'_>,
     ) -> Poll<io::Result<T>> {
         if polled.is_ready() {
-            self.waits = None;
+            self.timer = None;
             return polled;
         }
-        let patience = self.patience;
-        let waits = self.waits.get_or_insert_with(|| Box::pin(sleep(patience)));
-        waits.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
+        let timeout = self.timeout;
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(timeout)));
+        timer.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
-impl<S: AsFd> Patient<S> {
+impl<S: AsFd> WriteTimeout<S> {
     /// Returns an error if the peer is gone while the connection is not read.
-    fn look(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+    fn check_peer(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         if !self.has_more {
-            self.looks = None;
+            self.next_check = None;
             return Ok(());
         }
         loop {
-            let looks = self.looks.get_or_insert_with(|| Box::pin(sleep(LOOK_EVERY)));
-            if looks.as_mut().poll(context).is_pending() {
+            let next_check = self.next_check.get_or_insert_with(|| Box::pin(sleep(CHECK_EVERY)));
+            if next_check.as_mut().poll(context).is_pending() {
                 return Ok(());
             }
-            self.looks = None;
+            self.next_check = None;
             if is_gone(&self.stream) {
                 return Err(io::ErrorKind::ConnectionReset.into());
             }
@@ -73,7 +73,7 @@ fn is_gone(stream: impl AsFd) -> bool {
     matches!(poll(&mut fds, Some(&now)), Ok(1..))
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeout<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -85,7 +85,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     }
 }
 
-impl<S: AsyncWrite + AsFd + Unpin> AsyncWrite for Patient<S> {
+impl<S: AsyncWrite + AsFd + Unpin> AsyncWrite for WriteTimeout<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -112,7 +112,7 @@ impl<S: AsyncWrite + AsFd + Unpin> AsyncWrite for Patient<S> {
         let polled = Pin::new(&mut self.stream).poll_flush(context);
         ready!(self.bounded(polled, context))?;
         // The server polls this while it serves a request.
-        Poll::Ready(self.look(context))
+        Poll::Ready(self.check_peer(context))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {

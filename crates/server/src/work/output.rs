@@ -51,7 +51,7 @@ pub enum OutputSink {
     Keep,
     /// To a client that reads it as it comes. If the client takes nothing for this long, the
     /// command is killed.
-    Pass { to: mpsc::Sender<Chunk>, patience: Duration },
+    Pass { to: mpsc::Sender<Chunk>, client_timeout: Duration },
     /// To any number of readers, or none.
     Remember(Arc<RecentOutput>),
 }
@@ -61,8 +61,8 @@ impl OutputSink {
     async fn place(&self) -> Result<Option<mpsc::Permit<'_, Chunk>>, Cause> {
         match self {
             Self::Keep | Self::Remember(_) => Ok(None),
-            Self::Pass { to, patience } => {
-                let place = tokio::time::timeout(*patience, to.reserve()).await;
+            Self::Pass { to, client_timeout } => {
+                let place = tokio::time::timeout(*client_timeout, to.reserve()).await;
                 let place = place.map_err(|_| Cause::ClientGone)?;
                 Ok(Some(place.map_err(|_| Cause::ClientGone)?))
             }

@@ -81,7 +81,7 @@ mod tests {
             ..Pipe::of(end).expect("our end")
         };
         let timed_out = |result: io::Result<()>| {
-            result.expect_err("nobody is there").kind() == io::ErrorKind::TimedOut
+            result.expect_err("the peer does nothing").kind() == io::ErrorKind::TimedOut
         };
         assert!(timed_out(soon(&reads).read_exact(&mut [0])));
         assert!(timed_out(soon(&writes).write_all(&[0; 1 << 20])));
