@@ -10,6 +10,7 @@ use rustix::fs::{Mode, OFlags, openat};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 use crate::child::{Namespaces, SharedChild, keep_only};
+use crate::fds::open_file;
 use crate::process::Process;
 use crate::step::{once, step};
 
@@ -76,8 +77,7 @@ pub fn id_map_namespace(uids: Extent, gids: Extent) -> io::Result<OwnedFd> {
     let child = once("make sleeping child", start)?;
     let made = write_maps(&child.process, uids, gids, SetGroups::Allowed).and_then(|()| {
         let directory = child.process.proc_directory()?;
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        Ok(openat(directory, c"ns/user", flags, Mode::empty())?)
+        Ok(open_file(directory, c"ns/user")?)
     });
     child.process.kill()?;
     child.wait()?;

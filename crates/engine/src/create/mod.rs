@@ -44,6 +44,7 @@ use crate::host::{Host, parents};
 use crate::record::LockedRecord;
 use crate::record::files::DetachedFiles;
 use crate::record::lines::{KeeperLine, Lease};
+use crate::session::link::too_large;
 use crate::session::stdio::{Owner, Stdin, Stdio, Streams};
 use crate::session::{OwnedBox, Reserve, Session};
 use crate::spec::{BoxId, DetachOptions, Isolation, Limit, Network, Spec, Terminal, quantity};
@@ -348,12 +349,6 @@ fn send_plan(link: &Channel, plan: &tare_control::Plan) -> Result<(), Error> {
     let frame = encode(plan, PLAN_BYTES_MAX).map_err(too_large)?;
     unless_gone(link.send_frame(&frame, &[]))
         .context(|| "cannot hand the plan to the keeper".into())
-}
-
-fn too_large(error: tare_control::FrameError) -> Error {
-    Error::bad_request("the command and its environment are too large")
-        .caused_by(error)
-        .with_hint(Hint::PassLargeDataOtherwise)
 }
 
 /// Ignores that the keeper has died: its report or its death gives the reason later.

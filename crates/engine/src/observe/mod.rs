@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use tare_control::journal::Journal;
 use tare_kernel::process::Process;
 
-use crate::holdings::cgroup::{self, CgroupReader, WorkloadCgroup};
+use crate::holdings::cgroup::{self, CgroupReader};
 use crate::host::layout::BoxAt;
 use crate::observe::identity::{KeeperState, Proof};
 use crate::record::Record;
@@ -101,9 +101,7 @@ fn look(at: BoxAt<'_>, mut record: Record, is_busy: fn(&Record) -> bool) -> Obse
     let created = record.lines.created.as_ref();
     let mut observation = Observation {
         locked: !has_ended && !lives_alone && is_busy(&record),
-        paused: lives_alone
-            && journal.paused
-            && CgroupReader::new(at, &record).is_frozen(WorkloadCgroup::Own),
+        paused: lives_alone && journal.paused && CgroupReader::new(at, &record).is_frozen(),
         is_of_earlier_boot: created.is_some_and(|created| created.boot_id != at.root.host.boot_id),
         occupied: false,
         record,

@@ -156,18 +156,11 @@ fn seen_by_keeper(at: BoxAt<'_>, observation: &Observation, until: Instant) -> O
     if Instant::now() >= until || stat.is_some_and(|stat| stat.is_stopped) {
         return None;
     }
-    match link::call(&observation.record, at.id, &Call::Usage).ok()?.0 {
-        Report::Usage(usage) => Some(usage),
-        Report::Terminal
-        | Report::SetupFailed { .. }
-        | Report::LaunchFailed { .. }
-        | Report::Started
-        | Report::Ended(_)
-        | Report::Detached
-        | Report::Done
-        | Report::Input { .. }
-        | Report::Refused(_) => None,
-    }
+    let (Report::Usage(usage), _) = link::call(&observation.record, at.id, &Call::Usage).ok()?
+    else {
+        return None;
+    };
+    Some(usage)
 }
 
 /// Returns what the box holds on the host now: its record, its keeper, and what the table of holdings

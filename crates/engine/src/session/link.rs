@@ -9,7 +9,8 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use tare_control::{
-    CALL_BYTES_MAX, Call, Channel, REPORT_BYTES_MAX, Received, Refusal, Report, Versioned, encode,
+    CALL_BYTES_MAX, Call, Channel, FrameError, REPORT_BYTES_MAX, Received, Refusal, Report,
+    Versioned, encode,
 };
 use tare_kernel::clock::{boot_ns, timespec};
 use tare_kernel::fds::peer_pid;
@@ -38,11 +39,7 @@ impl KeeperLink {
         call: &Call,
         fds: &[BorrowedFd<'_>],
     ) -> Result<Self, Error> {
-        let frame = encode(&Versioned::new(call), CALL_BYTES_MAX).map_err(|error| {
-            Error::bad_request("the command and its environment are too large")
-                .caused_by(error)
-                .with_hint(Hint::PassLargeDataOtherwise)
-        })?;
+        let frame = encode(&Versioned::new(call), CALL_BYTES_MAX).map_err(too_large)?;
         let patience = patience(call);
         let until_ns = boot_ns() + patience.as_nanos() as u64;
         let socket = record.connect(patience).map_err(|error| {
@@ -118,6 +115,13 @@ pub fn call(record: &Record, id: &BoxId, call: &Call) -> Result<(Report, Option<
 /// Makes a call whose only answer is that it was done.
 pub fn call_done(record: &Record, id: &BoxId, what: &Call) -> Result<(), Error> {
     if call(record, id, what)?.0 == Report::Done { Ok(()) } else { Err(silent(id, None)) }
+}
+
+/// Returns the error for a command that does not fit into a frame.
+pub fn too_large(error: FrameError) -> Error {
+    Error::bad_request("the command and its environment are too large")
+        .caused_by(error)
+        .with_hint(Hint::PassLargeDataOtherwise)
 }
 
 pub fn refused(id: &BoxId, refusal: Refusal) -> Error {

@@ -5,8 +5,9 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::AsFd;
 
-use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::fs::CWD;
 use tare_control::{LandlockPlan, VolumePlan};
+use tare_kernel::fds::open_path;
 use tare_kernel::landlock::{Ruleset, abi, access};
 
 /// Restricts this process for good; a kernel without Landlock changes nothing.
@@ -39,6 +40,5 @@ pub fn restrict<'a>(
 
 fn allow(rules: &Ruleset, path: &[u8], rights: u64) -> io::Result<()> {
     let path = CString::new(path)?;
-    let place = openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    rules.allow(place.as_fd(), rights)
+    rules.allow(open_path(CWD, path)?.as_fd(), rights)
 }

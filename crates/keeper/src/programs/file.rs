@@ -4,7 +4,7 @@
 use std::ffi::{CString, OsStr};
 use std::fs::{self, File, Permissions};
 use std::io::{self, BufWriter, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -20,7 +20,7 @@ use tare_kernel::files::Kind;
 use tare_kernel::replace::Draft;
 use tare_kernel::{signals, tree};
 
-use crate::programs::{DONE, FAILED, say};
+use crate::programs::{DONE, FAILED, open_directory, say};
 
 const READY: ProgramStatus = ProgramStatus::Ready { kind: None, size: None };
 
@@ -120,11 +120,6 @@ fn try_list(path: &Path) -> io::Result<()> {
         }
     }
     output.flush()
-}
-
-fn open_directory(path: &Path) -> io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    Ok(openat(CWD, path, flags, Mode::empty())?)
 }
 
 fn listed(stat: &Stat, name: &[u8]) -> Listed {

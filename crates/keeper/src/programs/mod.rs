@@ -2,6 +2,10 @@
 
 use std::fmt::Display;
 use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{CWD, Mode, OFlags, openat};
 
 pub mod file;
 pub mod tar;
@@ -9,6 +13,12 @@ pub mod tar;
 /// The exit codes of these programs, beside `file_programs::LEFT_OUT`.
 const DONE: u8 = 0;
 const FAILED: u8 = 1;
+
+/// Opens a directory to list it. Follows a symlink, like the box itself.
+fn open_directory(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(openat(CWD, path, flags, Mode::empty())?)
+}
 
 /// Writes a status line. If the client is gone, the keeper ends this program.
 fn say(status: &dyn Display) {

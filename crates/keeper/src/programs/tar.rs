@@ -8,19 +8,17 @@
 use std::error::Error as _;
 use std::ffi::OsStr;
 use std::fmt::Display;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path};
 
-use rustix::fs::OFlags;
 use tare_archive::{Options, Top};
 use tare_control::file_programs::{LEFT_OUT, PathKind, ProgramStatus};
 use tare_kernel::signals;
 
-use crate::programs::{DONE, FAILED, say};
+use crate::programs::{DONE, FAILED, open_directory, say};
 
 /// Why nothing, or not all, was copied: the exit code and a sentence.
 type Failure = (u8, String);
@@ -116,11 +114,6 @@ fn place(path: &Path) -> (&Path, &[u8]) {
         Some(Component::RootDir | Component::CurDir | Component::ParentDir) => (path, b"."),
         Some(Component::Prefix(_)) | None => (Path::new("."), b"."),
     }
-}
-
-fn open_directory(path: &Path) -> io::Result<File> {
-    let flags = (OFlags::DIRECTORY | OFlags::CLOEXEC).bits().cast_signed();
-    OpenOptions::new().read(true).custom_flags(flags).open(path)
 }
 
 /// Returns what failed and why, in one sentence.

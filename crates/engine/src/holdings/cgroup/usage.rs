@@ -10,7 +10,7 @@ use tare_kernel::cgroup::{Cgroup, Version, keyed_number};
 use tare_kernel::cgroup_tree::{self, CgroupTree, Members};
 use tare_kernel::fds::{open_file, read_text};
 
-use super::{WorkloadCgroup, parents_of};
+use super::parents_of;
 use crate::host::cgroups::{CgroupRoots, OpenRoot, OpenRoots, reclaimable};
 use crate::host::layout::{self, BoxAt};
 use crate::host::tag::TaggedId;
@@ -110,11 +110,8 @@ impl<'a> CgroupReader<'a> {
     }
 
     /// Returns whether the workload is frozen or being frozen; false without a cgroup.
-    pub fn is_frozen(&self, workload: WorkloadCgroup) -> bool {
-        let file = match workload {
-            WorkloadCgroup::Shared => "cgroup.freeze".to_owned(),
-            WorkloadCgroup::Own => format!("{}/cgroup.freeze", layout::WORKLOAD_CGROUP),
-        };
+    pub fn is_frozen(&self) -> bool {
+        let file = format!("{}/cgroup.freeze", layout::WORKLOAD_CGROUP);
         self.read_unified(&file).is_ok_and(|text| text.trim() == "1")
     }
 
