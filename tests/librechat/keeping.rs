@@ -57,6 +57,7 @@ fn audit_counts_files_that_stay_without_a_server_and_calls_them_no_difference() 
     let text = tare.call(["audit"]).ok().stdout_text();
     assert!(text.contains("Kept for clients of 'tare serve': 2 files, 9 bytes, in "), "{text}");
     assert!(text.ends_with("nothing is left over, nothing is missing.\n"), "{text}");
+    std::fs::remove_dir_all(directory).expect("the state root is ours");
 }
 
 #[test]
