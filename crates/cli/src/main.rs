@@ -7,6 +7,7 @@
 mod cli;
 mod commands;
 mod context;
+mod dispatch;
 mod error;
 mod exit;
 mod hint;
@@ -30,5 +31,5 @@ fn main() -> ExitCode {
     if name == Some(tare_server::hook_runner::NAME.to_bytes()) {
         return tare_server::hook_runner::main(&arguments);
     }
-    ExitCode::from(commands::run(arguments))
+    ExitCode::from(dispatch::dispatch(arguments))
 }

@@ -3,11 +3,10 @@
 //! clap generates the scripts. They know the commands and options, but not the boxes of this
 //! host: each script gets a few lines that ask `tare completion --boxes` for them.
 
-use clap::{Args, CommandFactory, ValueEnum, ValueHint};
+use clap::{Args, ValueEnum, ValueHint};
 use clap_complete::Shell as ClapShell;
 use tare_engine::Error;
 
-use crate::cli::Cli;
 use crate::context::{Context, Purpose};
 use crate::error::print_result;
 use crate::exit::DONE;
@@ -33,9 +32,10 @@ enum Shell {
     Fish,
 }
 
-pub fn run(args: &CompletionArgs, context: &Context) -> Result<u8, Error> {
+/// `tare` is the whole command line, with every command.
+pub fn run(args: &CompletionArgs, tare: clap::Command, context: &Context) -> Result<u8, Error> {
     let text = match args.shell {
-        Some(shell) => script(shell),
+        Some(shell) => script(shell, tare),
         None => boxes(context)?,
     };
     print_result(&text)?;
@@ -55,8 +55,7 @@ fn boxes(context: &Context) -> Result<String, Error> {
     Ok(shown.collect())
 }
 
-fn script(shell: Shell) -> String {
-    let mut tare = Cli::command();
+fn script(shell: Shell, mut tare: clap::Command) -> String {
     tare.build();
     let takes_boxes = |command: &&clap::Command| command.get_positionals().any(is_box);
     let commands = tare.get_subcommands().filter(takes_boxes);
@@ -149,11 +148,17 @@ const FISH_CP: &str = r#"complete -c tare -n "__fish_tare_using_subcommand cp" -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::Cli;
+    use clap::CommandFactory;
+
+    fn text(shell: Shell) -> String {
+        script(shell, Cli::command())
+    }
 
     #[test]
     fn every_script_has_the_options_and_asks_for_boxes() {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-            let script = script(shell);
+            let script = text(shell);
             assert!(script.contains("output-limit"), "{shell:?}");
             assert!(script.contains("tare completion --boxes"), "{shell:?}");
         }
@@ -161,19 +166,19 @@ mod tests {
 
     #[test]
     fn boxes_are_offered_where_a_command_takes_a_box() {
-        let bash = script(Shell::Bash);
+        let bash = text(Shell::Bash);
         let commands = bash.lines().find(|line| line.contains("|exec|") || line.contains("exec|"));
         let commands = commands.unwrap().trim();
         for command in ["attach", "exec", "explain", "kill", "logs", "rm", "stop", "wait"] {
             assert!(commands.trim_end_matches(')').split('|').any(|it| it == command), "{command}");
         }
-        let zsh = script(Shell::Zsh);
+        let zsh = text(Shell::Zsh);
         let lines: Vec<_> = zsh.lines().filter(|line| line.ends_with(":_tare_boxes' \\")).collect();
         assert!(lines.len() >= 12, "{lines:?}");
         let places = zsh.lines().filter(|line| line.ends_with(":_tare_places' \\"));
         assert_eq!(places.count(), 2);
         assert!(!zsh.contains(":_hosts'") && !zsh.contains(":_urls'"));
-        let fish = script(Shell::Fish);
+        let fish = text(Shell::Fish);
         assert!(fish.contains("using_subcommand exec\" -f -a \"(tare completion --boxes"));
     }
 }

@@ -1,139 +1,64 @@
 //! The arrows between folders: which folder of a crate may use which.
 //!
-//! The compiler checks the arrows between crates; this file checks those inside a crate. A folder
-//! (or a file beside the folders) may use only what its row of the table names. Test code may use
-//! everything, and so may `lib.rs` and `main.rs`, which no other file may use.
+//! The compiler checks the arrows between crates; this file checks those inside a crate. Each crate
+//! is an ordered list of its folders, and of the files beside them. A folder may use only what
+//! stands before it in the list, so there are no cycles. Test code may use everything, and so may
+//! `lib.rs` and `main.rs`, which no other file may use.
 
 use super::Finding;
 use super::source::{Source, identifier, words};
 use std::path::Path;
 
-/// One crate: a row per folder, with the folders that it may use. `commands/*` stands for each
-/// file and folder in `commands` that has no row of its own.
+/// The arrows of one crate.
 struct Crate {
     /// The folder of its sources.
     src: &'static str,
-    rows: &'static [(&'static str, &'static str)],
-    /// Other crates that only some folders may use.
-    externs: &'static [&'static str],
+    /// Its folders, each after those that it may use. `commands/*` stands for each file and folder
+    /// in `commands` that is not in the list; none of them may use another. `tare_server` is a
+    /// crate: only folders after it may use it.
+    order: &'static str,
+    /// Folders that may not use some of those before them.
+    exceptions: &'static [(&'static str, &'static str)],
 }
 
 const CRATES: [Crate; 4] = [
     Crate {
         src: "crates/engine/src",
-        rows: &[
-            ("hint", ""),
-            ("error", "hint"),
-            ("spec", "error"),
-            ("time", "error spec"),
-            ("host", "error time spec"),
-            ("gauge", "error time spec host"),
-            ("record", "error time spec host"),
-            ("holdings", "error time spec host record"),
-            ("observe", "error time spec host record holdings"),
-            ("history", "error time spec host record holdings observe"),
-            ("teardown", "error time spec host record holdings observe history"),
-            ("audit", "error time spec host record holdings observe history teardown"),
-            ("care", "error time spec host record holdings observe history teardown audit"),
-            ("session", "error time spec host record holdings observe history teardown audit care"),
-            (
-                "create",
-                "error time spec host record holdings observe history teardown audit care session",
-            ),
-            (
-                "operate",
-                "error time spec host record holdings observe history teardown audit care session \
-                 create",
-            ),
-            (
-                "engine",
-                "error time spec host record holdings observe history teardown audit care session \
-                 create operate gauge",
-            ),
-        ],
-        externs: &[],
+        order: "hint error spec time host gauge record holdings observe history teardown audit \
+                care session create operate engine",
+        exceptions: &[],
     },
     Crate {
         src: "crates/keeper/src",
-        rows: &[
-            ("cgroup", ""),
-            ("inherited", ""),
-            ("journal", ""),
-            ("output", ""),
-            ("programs", ""),
-            ("make", "inherited"),
-            ("process", "inherited journal output programs make"),
-            ("serve", "cgroup inherited journal output programs make process"),
-        ],
-        externs: &[],
+        order: "inherited make journal output programs process cgroup serve",
+        exceptions: &[],
     },
     Crate {
         src: "crates/server/src",
-        rows: &[
-            ("error", ""),
-            ("fd", ""),
-            ("config", "error"),
-            ("workers", "error"),
-            ("shutdown", "error"),
-            ("notify", "error"),
-            ("telemetry", "error fd config workers shutdown"),
-            ("store", "error config workers shutdown"),
-            ("admission", "error config workers shutdown telemetry"),
-            ("watch", "error fd config workers shutdown telemetry admission"),
-            ("http", "error fd config workers shutdown telemetry admission"),
-            ("work", "error fd config workers shutdown telemetry admission watch"),
-            (
-                "api",
-                "error fd config workers shutdown telemetry admission watch http work store app",
-            ),
-            (
-                "librechat",
-                "error fd config workers shutdown telemetry admission watch http work store",
-            ),
-            ("app", "error fd config workers shutdown telemetry admission watch http work store"),
-            (
-                "upkeep",
-                "error fd config workers shutdown telemetry admission watch http work store api \
-                 librechat app",
-            ),
-            (
-                "server",
-                "error config workers shutdown notify telemetry admission watch http work store \
-                 api librechat upkeep app fd",
-            ),
+        order: "error config workers shutdown fd telemetry admission watch http work store \
+                librechat app api upkeep notify server",
+        exceptions: &[
+            ("http", "watch"),
+            ("work", "http"),
+            ("store", "telemetry admission watch http work"),
+            ("app", "librechat"),
+            ("api", "librechat"),
         ],
-        externs: &[],
     },
     Crate {
         src: "crates/cli/src",
-        rows: &[
-            ("hint", ""),
-            ("error", "hint"),
-            ("context", "error"),
-            ("suggest", ""),
-            ("usage", "error suggest cli"),
-            ("output", "error"),
-            ("exit", "error output"),
-            ("stdio", "error exit"),
-            ("cli", "error context commands commands/*"),
-            ("commands", "error context exit stdio output usage cli"),
-            ("commands/lease", "error"),
-            ("commands/process_args", "error stdio"),
-            ("commands/each", "error context exit"),
-            ("commands/help", "error cli"),
-            ("commands/completion", "error context exit cli"),
-            ("commands/serve", "error context exit tare_server"),
-            (
-                "commands/*",
-                "error context exit stdio output commands commands/each commands/lease \
-                 commands/process_args",
-            ),
+        order: "hint error suggest context output exit stdio commands/lease \
+                commands/process_args commands/each commands/* tare_server commands/serve cli \
+                usage dispatch commands",
+        exceptions: &[
+            ("cli", "tare_server"),
+            ("usage", "tare_server"),
+            ("dispatch", "tare_server"),
         ],
-        externs: &["tare_server"],
     },
 ];
 
-/// Finds every import that the table does not allow.
+/// Finds every import that the lists do not allow.
 pub fn check(sources: &[Source]) -> Vec<Finding> {
     sources.iter().flat_map(of_file).collect()
 }
@@ -149,50 +74,49 @@ fn of_file(source: &Source) -> Vec<Finding> {
     }
     let finding = |line, what| Finding { path: source.path.clone(), line, what };
     let unit = home.unit(&module);
-    let Some(allowed) = home.allowed(&unit) else {
-        let what = "this folder has no row in the table of tidy/arrows.rs".to_owned();
-        return vec![finding(1, what)];
-    };
-    let imports = imports(source, &module, home.externs).into_iter();
-    let broken = imports.filter_map(|import| {
+    if home.position(&unit).is_none() {
+        return vec![finding(1, format!("`{unit}` is in no list of tidy/arrows.rs"))];
+    }
+    let broken = imports(source, &module).into_iter().filter_map(|import| {
         let target = home.unit(&import.path);
-        let fine = target == unit || names(allowed, &target);
         let what = format!(
             "`{unit}` may not use `{target}`: remove the import of `{}`",
             import.path.join("::")
         );
-        (!fine).then(|| finding(import.line, what))
+        (!home.allows(&unit, &target)).then(|| finding(import.line, what))
     });
     broken.collect()
 }
 
 impl Crate {
-    /// The folder, or file beside folders, that a path belongs to: the longest that has a row.
+    /// The folder, or file beside folders, that a path belongs to.
     fn unit(&self, path: &[String]) -> String {
-        let has_row = |name: &str| self.rows.iter().any(|(row, _)| *row == name);
+        let is_listed = |name: &str| self.order.split_whitespace().any(|it| it == name);
         let is_module = |name: &str| !name.starts_with(char::is_uppercase);
         match path {
-            [first, second, ..] if is_module(second) && has_row(&format!("{first}/*")) => {
+            [first, second, ..] if is_module(second) && is_listed(&format!("{first}/*")) => {
                 format!("{first}/{second}")
             }
             [first, _, ..] => first.clone(),
             // A module, or an item of `lib.rs` or `main.rs`.
-            [first] if has_row(first) => first.clone(),
+            [first] if is_listed(first) => first.clone(),
             [_] | [] => "lib".into(),
         }
     }
 
-    fn allowed(&self, unit: &str) -> Option<&str> {
-        let row = |name: &str| self.rows.iter().find(|(row, _)| *row == name).map(|(_, it)| *it);
-        let parent = unit.split_once('/').map(|(parent, _)| format!("{parent}/*"));
-        row(unit).or_else(|| row(&parent?))
+    fn allows(&self, unit: &str, target: &str) -> bool {
+        let is_exception = |(folder, others): &(&str, &str)| {
+            *folder == unit && others.split_whitespace().any(|it| it == target)
+        };
+        let is_before = self.position(target).is_some_and(|it| Some(it) < self.position(unit));
+        unit == target || is_before && !self.exceptions.iter().any(is_exception)
     }
-}
 
-/// Whether a row lists a unit, by its name or by `commands/*`.
-fn names(row: &str, unit: &str) -> bool {
-    let parent = unit.split_once('/').map_or(unit, |(parent, _)| parent);
-    row.split_whitespace().any(|it| it == unit || it.strip_suffix("/*") == Some(parent))
+    /// The place of a folder in the list, by its name or by `commands/*`.
+    fn position(&self, unit: &str) -> Option<usize> {
+        let place = |name: &str| self.order.split_whitespace().position(|it| it == name);
+        place(unit).or_else(|| place(&format!("{}/*", unit.split_once('/')?.0)))
+    }
 }
 
 /// `commands::run::spec` of `commands/run/spec.rs`.
@@ -215,8 +139,8 @@ struct Import {
     line: usize,
 }
 
-/// Everything outside of test code that begins with `crate::`, `super::` or a watched crate.
-fn imports(source: &Source, module: &[String], externs: &[&str]) -> Vec<Import> {
+/// Everything outside of test code that begins with `crate::`, `super::` or `tare_server`.
+fn imports(source: &Source, module: &[String]) -> Vec<Import> {
     let mut found = Vec::new();
     let mut add = |start: usize, base: Vec<String>, rest: &str| {
         let line = source.line_of(start);
@@ -237,10 +161,8 @@ fn imports(source: &Source, module: &[String], externs: &[&str]) -> Vec<Import> 
         }
         add(start, base, rest);
     }
-    for name in externs {
-        for start in words(&source.code, name) {
-            add(start, Vec::new(), &source.code[start..]);
-        }
+    for start in words(&source.code, "tare_server::") {
+        add(start, Vec::new(), &source.code[start..]);
     }
     found
 }
@@ -333,7 +255,7 @@ mod tests {
     #[test]
     fn a_command_may_not_use_another_command_or_the_server() {
         let path = "crates/cli/src/commands/ls.rs";
-        assert_eq!(found(path, "use super::each::each;\nuse crate::commands::Purpose;"), [""; 0]);
+        assert_eq!(found(path, "use super::each::each;\nuse crate::exit::DONE;"), [""; 0]);
         let told = format!(
             "{path}:1: `commands/ls` may not use `commands/stop`: remove the import of \
              `commands::stop::Stop`"
@@ -344,7 +266,27 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_without_a_row_is_found() {
+    fn a_command_may_not_use_the_command_line_that_names_it() {
+        let path = "crates/cli/src/commands/completion.rs";
+        assert_eq!(found(path, "use crate::cli::Cli;").len(), 1);
+        assert_eq!(found("crates/cli/src/cli.rs", "use crate::commands::{ls, run};"), [""; 0]);
+    }
+
+    #[test]
+    fn an_exception_forbids_a_folder_that_stands_before() {
+        let text = "use crate::http::x;";
+        assert_eq!(found("crates/server/src/work/run.rs", text).len(), 1);
+        assert_eq!(found("crates/server/src/api/run.rs", text), [""; 0]);
+        for it in CRATES {
+            for (folder, others) in it.exceptions {
+                let is_before = |other: &str| it.position(other) < it.position(folder);
+                assert!(others.split_whitespace().all(is_before), "{folder}: {others}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_folder_that_is_not_listed_is_found() {
         assert_eq!(found("crates/engine/src/pool/mod.rs", "").len(), 1);
     }
 }
