@@ -10,7 +10,6 @@
 //! the percentiles. [`report`] makes the table and the JSON of them.
 
 mod boxes;
-mod breakdown;
 mod crun;
 pub mod footprint;
 pub mod launch;

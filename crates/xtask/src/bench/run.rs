@@ -9,7 +9,6 @@
 //! Before anything is timed each subject has to return the exit code of a
 //! command that it ran: a peer that fails quickly must not look fast.
 
-use super::breakdown;
 use super::crun::{PURE_CGROUP2, Profile, write_bundle};
 use super::footprint::Footprint;
 use super::launch::{CONTROL, CONTROL_ENDING, Ending, Launch, Starter};
@@ -40,9 +39,6 @@ pub struct Options {
     /// Measure this tare too, for example one built from an earlier commit
     #[arg(long, value_name = "TARE")]
     earlier: Option<PathBuf>,
-    /// Measure nothing; show with strace where the time of `tare run` goes
-    #[arg(long)]
-    breakdown: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -91,12 +87,7 @@ pub fn perform(options: &Options) -> Result<(), Failure> {
         view: View::default(),
     };
     ground.view = View::ask(&ground.tare_run(&ground.tare, "state", &ASK_FOR_MOUNTS));
-    let done = if options.breakdown {
-        let launch = ground.tare_run(&ground.tare, "state", COMMANDS[0]);
-        breakdown::perform(&launch, &ground.directory)
-    } else {
-        measure(options, &workspace, &ground)
-    };
+    let done = measure(options, &workspace, &ground);
     footprint.release()?;
     done
 }
