@@ -8,7 +8,6 @@ use super::beside::Beside;
 use super::limits::{self, Limit};
 use super::report::Goal;
 use super::tare::{Spent, Tare};
-use crate::bench::Percentiles;
 use crate::failure::Failure;
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -32,7 +31,6 @@ const GOAL_LIST_CPU_MS: f64 = 50.0;
 pub struct Growth {
     pub limits: Vec<Limit>,
     pub sizes: Vec<Size>,
-    pub ratios: Vec<Ratios>,
     pub goals: Vec<Goal>,
 }
 
@@ -58,8 +56,6 @@ pub enum SizeOutcome {
 pub struct Costs {
     pub repeats: usize,
     pub create: Cost,
-    /// The time of a single `tare run -d`.
-    pub create_each: Percentiles,
     pub ls: Cost,
     pub rm: Cost,
     pub beside: Beside,
@@ -77,18 +73,6 @@ impl From<Spent> for Cost {
         let ms = |it: Duration| it.as_nanos() as f64 / 1e6;
         Self { wall_ms: ms(spent.wall), cpu_ms: ms(spent.cpu) }
     }
-}
-
-/// Ratios between two sizes. Growth is linear if all are about `boxes`.
-#[derive(Debug, Serialize)]
-pub struct Ratios {
-    pub from: usize,
-    pub to: usize,
-    pub boxes: f64,
-    pub create: f64,
-    pub ls_cpu: f64,
-    pub ls: f64,
-    pub rm: f64,
 }
 
 pub fn measure(tare: &mut Tare, sizes: &[usize]) -> Result<Growth, Failure> {
@@ -151,11 +135,9 @@ fn measure_size(tare: &mut Tare, boxes: usize) -> Result<SizeOutcome, Failure> {
         removals.push(tare.remove_all()?);
         tare.expect_gone(&tare.made()[first..])?;
     }
-    let create_each = Percentiles::of(each).expect("no size is zero");
     Ok(SizeOutcome::Measured(Costs {
         repeats,
         create: median(creates),
-        create_each,
         ls: median(lists),
         rm: median(removals),
         beside: beside.expect("each size is made once at least"),
@@ -197,15 +179,13 @@ fn median(series: Vec<Spent>) -> Cost {
 
 impl Growth {
     fn new(limits: Vec<Limit>, sizes: Vec<Size>) -> Self {
-        let measured: Vec<(usize, &Costs)> = sizes.iter().filter_map(Size::costs).collect();
-        let ratios = measured.windows(2).map(|pair| ratios(pair[0], pair[1]));
-        let listed = measured.iter().find(|it| it.0 == GOAL_BOXES);
+        let listed = sizes.iter().filter_map(Size::costs).find(|it| it.0 == GOAL_BOXES);
         let goal = Goal::new(
             format!("ls --json of {GOAL_BOXES} boxes, ms of CPU"),
             GOAL_LIST_CPU_MS,
             listed.map(|it| it.1.ls.cpu_ms),
         );
-        Self { ratios: ratios.collect(), goals: vec![goal], limits, sizes }
+        Self { goals: vec![goal], limits, sizes }
     }
 
     pub fn table(&self) -> String {
@@ -216,9 +196,6 @@ impl Growth {
         let columns = format!("{:>10}{:>10}{:>10}", "ms", "CPU ms", "us/box");
         let _ = writeln!(text, "  {:>6}{}", "boxes", columns.repeat(3));
         text.extend(self.sizes.iter().map(Size::line));
-        for ratios in &self.ratios {
-            text.push_str(&ratios.line());
-        }
         for (boxes, costs) in self.sizes.iter().filter_map(Size::costs) {
             text.push_str(&costs.beside.line(boxes));
         }
@@ -256,27 +233,6 @@ impl Size {
     }
 }
 
-fn ratios((from, less): (usize, &Costs), (to, more): (usize, &Costs)) -> Ratios {
-    Ratios {
-        from,
-        to,
-        boxes: to as f64 / from as f64,
-        create: more.create.wall_ms / less.create.wall_ms,
-        ls: more.ls.wall_ms / less.ls.wall_ms,
-        ls_cpu: more.ls.cpu_ms / less.ls.cpu_ms,
-        rm: more.rm.wall_ms / less.rm.wall_ms,
-    }
-}
-
-impl Ratios {
-    fn line(&self) -> String {
-        let Self { from, to, boxes, create, ls, ls_cpu, rm } = self;
-        format!(
-            "  {from} to {to}, {boxes:.1} x the boxes: create x {create:.1}, ls x {ls:.1} (CPU x {ls_cpu:.1}), rm x {rm:.1}\n"
-        )
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -286,7 +242,6 @@ mod tests {
         let outcome = SizeOutcome::Measured(Costs {
             repeats: 1,
             create: cost(80.0),
-            create_each: Percentiles::of(vec![Duration::from_millis(8)]).unwrap(),
             ls: cost(1.0),
             rm: cost(40.0),
             beside: Beside { create_us: 80.0 * scale, bwrap_us: Some(100.0 * scale) },
@@ -305,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_shows_totals_shares_growth_limits_and_goals() {
+    fn the_table_shows_totals_shares_limits_and_goals() {
         let expected = "\
 idle boxes: made one by one, listed, removed by one command
                               create                     ls --json                   rm -f --all
@@ -313,7 +268,6 @@ idle boxes: made one by one, listed, removed by one command
       10      80.0      40.0      8000       1.0       0.5       100      40.0      20.0      4000
     1000    9600.0    4800.0      9600     120.0      60.0       120    4800.0    2400.0      4800
     5000    not made: too many
-  10 to 1000, 100.0 x the boxes: create x 120.0, ls x 120.0 (CPU x 120.0), rm x 120.0
   beside 10 boxes: create 80 us, bwrap 100 us: 0.80 x
   beside 1000 boxes: create 9600 us, bwrap 12000 us: 0.80 x
   a box costs 2 each of 32768 pids (110 in use)
