@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use rustix::process::Signal;
 use tare_engine::spec::{Spec, quantity};
 use tare_engine::{Cause, End, Error, ErrorKind};
 
@@ -18,8 +19,6 @@ pub const WRONG_USAGE: u8 = 2;
 pub const RUN_FAILED: u8 = 125;
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
-
-const SIGKILL: i32 = 9;
 
 /// The subject of the sentences: the command of `exec`, or the box of `run` with its limits.
 #[derive(Debug, Clone, Copy)]
@@ -76,14 +75,14 @@ impl Subject<'_> {
             Cause::Exited | Cause::Signalled | Cause::StartFailed => {
                 end.oom.then(|| self.oom_note())
             }
-            Cause::Memory if end.signal() == Some(SIGKILL) => {
+            Cause::Memory if end.signal() == Some(Signal::KILL.as_raw()) => {
                 Some(format!("{name} was killed for memory: {}", self.memory()))
             }
             Cause::Memory => Some(self.oom_note()),
             Cause::Timeout => Some(self.timed_out()),
             Cause::OutputLimit => Some(self.output_killed()),
             Cause::Stopped => Some(format!("{name} was stopped by another command of tare")),
-            Cause::Killed if end.signal() == Some(SIGKILL) => {
+            Cause::Killed if end.signal() == Some(Signal::KILL.as_raw()) => {
                 Some(format!("{name} was killed by another command of tare"))
             }
             Cause::Killed => Some(format!("{name} was killed at the second signal")),

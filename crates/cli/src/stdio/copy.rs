@@ -79,7 +79,7 @@ pub struct CopyStream<'fd> {
     written: usize,
 }
 
-enum Step {
+enum CopyStep {
     /// This many bytes were moved.
     Moved(usize),
     /// One of the two ends was not ready. `splice` does not say which.
@@ -138,11 +138,11 @@ impl<'fd> CopyStream<'fd> {
         let mut moved = false;
         for _ in 0..ROUNDS_MAX {
             match self.step(budget) {
-                Step::Moved(bytes) => {
+                CopyStep::Moved(bytes) => {
                     moved = true;
                     self.widen_after(bytes);
                 }
-                Step::Blocked => {
+                CopyStep::Blocked => {
                     self.waiting = match (moved, self.waiting) {
                         (true, _) | (false, Waiting::Sink) => Waiting::Source,
                         (false, Waiting::Source) => Waiting::Sink,
@@ -153,11 +153,11 @@ impl<'fd> CopyStream<'fd> {
                     }
                     return;
                 }
-                Step::Wait(side) => {
+                CopyStep::Wait(side) => {
                     self.waiting = side;
                     return;
                 }
-                Step::End(ended) => {
+                CopyStep::End(ended) => {
                     self.ends = Err(ended);
                     return;
                 }
@@ -188,11 +188,11 @@ impl<'fd> CopyStream<'fd> {
         }
     }
 
-    fn step(&mut self, budget: &mut OutputBudget) -> Step {
+    fn step(&mut self, budget: &mut OutputBudget) -> CopyStep {
         let owes = self.owes();
         let ends = match &self.ends {
             Ok(ends) => ends,
-            Err(ended) => return Step::End(*ended),
+            Err(ended) => return CopyStep::End(*ended),
         };
         match &ends.sink {
             Sink::End(sink) if owes => {
@@ -205,7 +205,7 @@ impl<'fd> CopyStream<'fd> {
                 Ok(step) => step,
                 Err(_cannot_splice) => {
                     self.splices = false;
-                    Step::Moved(0)
+                    CopyStep::Moved(0)
                 }
             },
             Sink::End(sink) => {
@@ -266,20 +266,20 @@ fn splice_chunk(
     source: &Endpoint<'_>,
     sink: &Endpoint<'_>,
     budget: &mut OutputBudget,
-) -> Result<Step, CannotSplice> {
+) -> Result<CopyStep, CannotSplice> {
     let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
     let most = budget.allow(WIDE_BYTES);
     match rustix::pipe::splice(source, None, sink, None, most, flags) {
-        Ok(0) => Ok(Step::End(CopyEnd::EndOfFile)),
+        Ok(0) => Ok(CopyStep::End(CopyEnd::EndOfFile)),
         Ok(bytes) => {
             budget.spend(bytes);
-            Ok(Step::Moved(bytes))
+            Ok(CopyStep::Moved(bytes))
         }
-        Err(Errno::AGAIN) => Ok(Step::Blocked),
-        Err(Errno::INTR) => Ok(Step::Moved(0)),
+        Err(Errno::AGAIN) => Ok(CopyStep::Blocked),
+        Err(Errno::INTR) => Ok(CopyStep::Moved(0)),
         // A file opened with O_APPEND, or a file system without it.
         Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) => Err(CannotSplice),
-        Err(errno) => Ok(Step::End(sink_error(errno))),
+        Err(errno) => Ok(CopyStep::End(sink_error(errno))),
     }
 }
 
@@ -289,7 +289,7 @@ fn read_chunk(
     sink: Option<&Endpoint<'_>>,
     kept: &mut Vec<u8>,
     budget: &mut OutputBudget,
-) -> Step {
+) -> CopyStep {
     let before = kept.len();
     // Most commands write little, and every page of a buffer costs time.
     let most = if kept.capacity() == 0 { FIRST_BYTES } else { CHUNK_BYTES };
@@ -297,13 +297,13 @@ fn read_chunk(
     let result = source.read(&mut kept[before..]);
     kept.truncate(before + result.unwrap_or(0));
     match result {
-        Ok(0) => Step::End(CopyEnd::EndOfFile),
+        Ok(0) => CopyStep::End(CopyEnd::EndOfFile),
         Ok(bytes) => {
             budget.spend(bytes);
             if sink.is_none_or(Endpoint::never_waits) {
-                Step::Moved(bytes)
+                CopyStep::Moved(bytes)
             } else {
-                Step::Wait(Waiting::Sink)
+                CopyStep::Wait(Waiting::Sink)
             }
         }
         Err(errno) => source_error(errno),
@@ -311,13 +311,13 @@ fn read_chunk(
 }
 
 /// Drops bytes beyond the limit. They are read, so that the command does not block.
-fn drop_chunk(source: &Endpoint<'_>, budget: &mut OutputBudget) -> Step {
+fn drop_chunk(source: &Endpoint<'_>, budget: &mut OutputBudget) -> CopyStep {
     let mut buffer = vec![0; CHUNK_BYTES];
     match source.read(&mut buffer) {
-        Ok(0) => Step::End(CopyEnd::EndOfFile),
+        Ok(0) => CopyStep::End(CopyEnd::EndOfFile),
         Ok(bytes) => {
             budget.drop_bytes(bytes);
-            Step::Moved(bytes)
+            CopyStep::Moved(bytes)
         }
         Err(errno) => source_error(errno),
     }
@@ -328,27 +328,27 @@ fn write_pending(
     sink: &Endpoint<'_>,
     pending: &[u8],
     written: &mut usize,
-) -> Step {
+) -> CopyStep {
     match sink.write(&pending[*written..]) {
         Ok(bytes) => {
             *written += bytes;
             match (*written < pending.len(), source.never_waits()) {
-                (true, _) => Step::Wait(Waiting::Sink),
-                (false, true) => Step::Moved(bytes),
-                (false, false) => Step::Wait(Waiting::Source),
+                (true, _) => CopyStep::Wait(Waiting::Sink),
+                (false, true) => CopyStep::Moved(bytes),
+                (false, false) => CopyStep::Wait(Waiting::Source),
             }
         }
-        Err(Errno::AGAIN | Errno::INTR) => Step::Wait(Waiting::Sink),
-        Err(errno) => Step::End(sink_error(errno)),
+        Err(Errno::AGAIN | Errno::INTR) => CopyStep::Wait(Waiting::Sink),
+        Err(errno) => CopyStep::End(sink_error(errno)),
     }
 }
 
 /// A source that cannot be read is at its end. The master of a terminal reports with EIO that the
 /// other side is gone (pty(7)).
-fn source_error(errno: Errno) -> Step {
+fn source_error(errno: Errno) -> CopyStep {
     match errno {
-        Errno::AGAIN | Errno::INTR => Step::Wait(Waiting::Source),
-        _ => Step::End(CopyEnd::EndOfFile),
+        Errno::AGAIN | Errno::INTR => CopyStep::Wait(Waiting::Source),
+        _ => CopyStep::End(CopyEnd::EndOfFile),
     }
 }
 

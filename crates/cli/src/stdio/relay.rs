@@ -7,11 +7,12 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::Signal;
 use rustix::stdio::{stderr, stdin, stdout};
 use tare_engine::{Cause, Context as _, End, Error, Event, Session, Streams};
+use tare_kernel::clock;
 use tare_kernel::signals::SignalFd;
 
 use crate::stdio::copy::{CopyEnd, CopyStream, OutputBudget, Sink, Waiting};
@@ -19,7 +20,6 @@ use crate::stdio::endpoint::{Endpoint, is_hung_up};
 use crate::stdio::signals::{SignalAction, action_for, asked_to_stop, asks_to_stop};
 use crate::stdio::terminal::{RawMode, pass_window};
 
-const SIGKILL: i32 = Signal::KILL.as_raw();
 /// How long tare waits for the end of a pipe after the box has ended. Every writer is dead by then,
 /// so this only bounds what should not happen.
 const DRAIN_SILENCE: Duration = Duration::from_secs(3);
@@ -117,7 +117,8 @@ pub fn relay(
         Ok(end) => (end, Ok(())),
         Err(error) => (seen, Err(error)),
     };
-    let is_second_signal = end.cause == Cause::Killed && end.signal() != Some(SIGKILL);
+    let is_second_signal =
+        end.cause == Cause::Killed && end.signal() != Some(Signal::KILL.as_raw());
     let is_hasty = is_second_signal || end.cause == Cause::OutputLimit;
     let drained = attached(relay.drain(is_hasty, signals));
     relay.leave_terminal();
@@ -324,7 +325,7 @@ impl<'fd> Relay<'fd> {
     }
 
     /// Waits for the given descriptors to be readable, or for any stream.
-    fn poll(&self, fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<Ready> {
+    fn poll(&self, fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<Polled> {
         let mut polled: Vec<PollFd<'_>> = Vec::with_capacity(fds.len() + 3);
         polled.extend(fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)));
         let mut places = [None; 3];
@@ -334,22 +335,19 @@ impl<'fd> Relay<'fd> {
                 polled.push(PollFd::from_borrowed_fd(fd, flags));
             }
         }
-        let timeout = timeout.map(|duration| Timespec {
-            tv_sec: duration.as_secs().cast_signed(),
-            tv_nsec: i64::from(duration.subsec_nanos()),
-        });
+        let timeout = timeout.map(clock::timespec);
         match poll(&mut polled, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
         let is_ready = |index: usize| !polled[index].revents().is_empty();
-        Ok(Ready {
+        Ok(Polled {
             fds: (0..fds.len()).map(is_ready).collect(),
             streams: places.map(|place| place.is_some_and(is_ready)),
         })
     }
 
-    fn advance(&mut self, ready: &Ready) {
+    fn advance(&mut self, ready: &Polled) {
         if let (true, Some(stdin)) = (ready.streams[0], &mut self.stdin) {
             stdin.advance(&mut OutputBudget::unlimited());
         }
@@ -371,12 +369,12 @@ fn killed_at(signal: i32) -> End {
 }
 
 /// What one `poll` found.
-struct Ready {
+struct Polled {
     fds: Vec<bool>,
     streams: [bool; 3],
 }
 
-impl Ready {
+impl Polled {
     fn has(&self, index: usize) -> bool {
         self.fds[index]
     }

@@ -27,7 +27,7 @@ struct Terminal<'fd> {
 
 /// What follows after a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum InputStep {
     More,
     /// There is no more input, or the box no longer reads it.
     Over,
@@ -75,29 +75,29 @@ impl<'fd> Input<'fd> {
     }
 
     /// Passes on a portion. Call it after `poll` found what [`Self::interest`] asked for.
-    pub fn advance(&mut self) -> Step {
+    pub fn advance(&mut self) -> InputStep {
         if self.sink.waits_for().is_some() {
             return after(self.sink.advance());
         }
         let mut buffer = [0; PORTION_BYTES];
         let typed = match self.source.read(&mut buffer) {
-            Err(Errno::AGAIN | Errno::INTR) => return Step::More,
-            Ok(0) | Err(_) => return Step::Over,
+            Err(Errno::AGAIN | Errno::INTR) => return InputStep::More,
+            Ok(0) | Err(_) => return InputStep::Over,
             Ok(bytes) => &buffer[..bytes],
         };
         match &mut self.terminal {
             None => after(self.sink.put(typed)),
             Some(terminal) => match terminal.keys.pass(typed) {
                 Typed::Bytes(bytes) => after(self.sink.put(&bytes)),
-                Typed::Leave => Step::Leave,
+                Typed::Leave => InputStep::Leave,
             },
         }
     }
 }
 
 /// If the box does not read its input, the input is over. That is not an error.
-fn after(put: Result<(), Errno>) -> Step {
-    if put.is_ok() { Step::More } else { Step::Over }
+fn after(put: Result<(), Errno>) -> InputStep {
+    if put.is_ok() { InputStep::More } else { InputStep::Over }
 }
 
 #[cfg(test)]
@@ -118,9 +118,9 @@ mod tests {
         let (box_reads, box_side) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let mut input = Input::new(caller.as_fd(), box_side, false).unwrap();
         typist.write_all(b"a\x10\x11b").unwrap();
-        assert_eq!(input.advance(), Step::More);
+        assert_eq!(input.advance(), InputStep::More);
         drop(typist);
-        assert_eq!(input.advance(), Step::Over);
+        assert_eq!(input.advance(), InputStep::Over);
         drop(input);
         let mut got = Vec::new();
         File::from(box_reads).read_to_end(&mut got).unwrap();
@@ -134,6 +134,6 @@ mod tests {
         drop(box_reads);
         let mut input = Input::new(caller.as_fd(), box_side, false).unwrap();
         typist.write_all(b"a").unwrap();
-        assert_eq!(input.advance(), Step::Over);
+        assert_eq!(input.advance(), InputStep::Over);
     }
 }

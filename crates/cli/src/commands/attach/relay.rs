@@ -14,7 +14,7 @@ use tare_kernel::process::Process;
 use tare_kernel::signals::SignalFd;
 use tare_kernel::watch::Watch;
 
-use crate::commands::attach::input::{Input, Step};
+use crate::commands::attach::input::{Input, InputStep};
 use crate::error::print_note;
 use crate::stdio::{
     Caller, Endpoint, PendingWriter, SignalAction, action_for, asks_to_stop, is_closed,
@@ -195,10 +195,10 @@ impl<'a> AttachLoop<'a> {
             return Ok(None);
         };
         match input.advance() {
-            Step::More => {}
+            InputStep::More => {}
             // Closes the input of the box.
-            Step::Over => self.input = None,
-            Step::Leave => return Ok(Some(AttachEnd::Detached)),
+            InputStep::Over => self.input = None,
+            InputStep::Leave => return Ok(Some(AttachEnd::Detached)),
         }
         Ok(None)
     }

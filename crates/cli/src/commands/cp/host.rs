@@ -91,14 +91,14 @@ impl<'a> Destination<'a> {
     }
 
     /// Unpacks an archive. No entry of it can get a name other than the requested one.
-    pub fn unpack(&self, stream: &mut File, landing: &CopyTarget) -> Result<Unpacked, Error> {
-        if let CopyTarget::Make { .. } = landing {
+    pub fn unpack(&self, stream: &mut File, target: &CopyTarget) -> Result<Unpacked, Error> {
+        if let CopyTarget::Make { .. } = target {
             let made = step("directory for a copy made", || fs::create_dir(self.path));
             made.context(|| format!("cannot make the directory {}", quoted(self.path)))?;
         }
-        let (directory, top) = match landing {
+        let (directory, top) = match target {
             CopyTarget::Into { name } => (self.path, only(name, name)),
-            CopyTarget::As { name, becomes } => (parent(self.path), only(name, becomes)),
+            CopyTarget::Rename { from, to } => (parent(self.path), only(from, to)),
             CopyTarget::Onto | CopyTarget::Make { .. } => (self.path, Top::Any),
         };
         let opened = open_directory(directory)
@@ -132,7 +132,7 @@ fn open_directory(path: &Path) -> rustix::io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::cp::target::landing;
+    use crate::commands::cp::target::copy_target;
     use std::io::Seek;
     use tare_harness::TemporaryDirectory;
 
@@ -140,14 +140,14 @@ mod tests {
     fn copy(source: &Path, destination: &Path) -> Result<(), Error> {
         let source = Source::open(source)?;
         let destination = Destination::look(destination)?;
-        let landing = landing(source.subject(), destination.path(), destination.found())?;
+        let target = copy_target(source.subject(), destination.path(), destination.found())?;
         let spool = TemporaryDirectory::new();
         let mut stream = File::create_new(spool.join("tar")).unwrap();
         let name = target::name(source.path()).unwrap_or(OsStr::new("."));
         source.pack(&mut stream, name).unwrap();
         let mut stream = File::open(spool.join("tar")).unwrap();
         stream.rewind().unwrap();
-        destination.unpack(&mut stream, &landing)?.unwrap();
+        destination.unpack(&mut stream, &target)?.unwrap();
         Ok(())
     }
 

@@ -33,7 +33,7 @@ mod host;
 mod target;
 
 use crate::commands::cp::host::{Destination, Source};
-use crate::commands::cp::target::{CopyPath, CopySource, CopyTarget, landing};
+use crate::commands::cp::target::{CopyPath, CopySource, CopyTarget, copy_target};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -115,9 +115,9 @@ fn open_out(context: &Context, reference: &str, path: &Path) -> Result<Copy, Err
 }
 
 fn put(source: &Source<'_>, path: &Path, copying: Copy) -> Result<(), Error> {
-    let name = match landing(source.subject(), path, copying.found)? {
+    let name = match copy_target(source.subject(), path, copying.found)? {
         CopyTarget::Into { name } => name,
-        CopyTarget::As { becomes, .. } | CopyTarget::Make { becomes } => becomes,
+        CopyTarget::Rename { to, .. } | CopyTarget::Make { becomes: to } => to,
         CopyTarget::Onto => ".".into(),
     };
     let mut stream = stream_of(&copying)?;
@@ -131,9 +131,9 @@ fn put(source: &Source<'_>, path: &Path, copying: Copy) -> Result<(), Error> {
 
 fn get(path: &Path, destination: &Destination<'_>, copying: Copy) -> Result<(), Error> {
     let subject = CopySource::new(target::name(path), copying.found == PathKind::Directory);
-    let landing = landing(subject, destination.path(), destination.found())?;
+    let target = copy_target(subject, destination.path(), destination.found())?;
     let mut stream = stream_of(&copying)?;
-    let unpacked = destination.unpack(&mut stream, &landing)?;
+    let unpacked = destination.unpack(&mut stream, &target)?;
     drop(stream);
     both_sides(unpacked, copying, || {
         let (from, to) = (quoted(path), quoted(destination.path()));
@@ -172,7 +172,7 @@ fn stream_out(copying: Copy) -> Result<(), Error> {
 fn refuse_terminal() -> Result<(), Error> {
     if isatty(stdout()) {
         Err(bad(
-            "a tar stream is nothing for a terminal",
+            "refusing to write a tar stream to a terminal",
             "send it into a file or a pipe, or name a directory instead of '-'",
         ))
     } else {
@@ -216,7 +216,7 @@ fn stream_of(copying: &Copy) -> Result<File, Error> {
     stream.map(File::from).context(|| "cannot use the stream of the box".to_owned())
 }
 
-/// stdout without the line buffer of `std::io::stdout`.
+/// The caller's stream as an unbuffered file.
 fn caller_file(fd: BorrowedFd<'_>) -> Result<File, Error> {
     let owned = fd.try_clone_to_owned();
     owned.map(File::from).context(|| "cannot use the caller's streams".to_owned())

@@ -99,15 +99,16 @@ impl<'a> CopySource<'a> {
 pub enum CopyTarget {
     /// Into the directory DST, under its own name.
     Into { name: OsString },
-    /// As DST, which is called `becomes` in its directory.
-    As { name: OsString, becomes: OsString },
+    /// As DST, whose name in its directory is `to`.
+    Rename { from: OsString, to: OsString },
     /// The content into the directory DST.
     Onto,
     /// The content into the directory DST, which is to be made.
     Make { becomes: OsString },
 }
 
-pub fn landing(
+/// Decides where SRC goes. `found` is the kind of file that DST is now.
+pub fn copy_target(
     subject: CopySource<'_>,
     destination: &Path,
     found: PathKind,
@@ -141,7 +142,7 @@ fn renamed(subject: CopySource<'_>, becomes: &OsStr) -> CopyTarget {
     let becomes = becomes.to_owned();
     match subject {
         CopySource::File(name) | CopySource::Directory(name) => {
-            CopyTarget::As { name: name.to_owned(), becomes }
+            CopyTarget::Rename { from: name.to_owned(), to: becomes }
         }
         CopySource::Content => CopyTarget::Make { becomes },
     }
@@ -209,7 +210,7 @@ mod tests {
     }
 
     fn land(subject: CopySource<'_>, destination: &str, found: PathKind) -> Option<CopyTarget> {
-        landing(subject, Path::new(destination), found).ok()
+        copy_target(subject, Path::new(destination), found).ok()
     }
 
     fn file() -> CopySource<'static> {
@@ -221,7 +222,7 @@ mod tests {
     }
 
     fn as_dst() -> Option<CopyTarget> {
-        Some(CopyTarget::As { name: "src".into(), becomes: "dst".into() })
+        Some(CopyTarget::Rename { from: "src".into(), to: "dst".into() })
     }
 
     #[test]
@@ -259,13 +260,13 @@ mod tests {
 
     #[test]
     fn every_refusal_names_the_path_and_what_to_do() {
-        let refused = landing(directory(), Path::new("dst"), PathKind::File).unwrap_err();
+        let refused = copy_target(directory(), Path::new("dst"), PathKind::File).unwrap_err();
         assert_eq!(
             crate::error::sentence(&refused),
             "'dst' is a file, and a directory is to be copied there \
              (name a directory, or something that is not there yet)"
         );
-        let refused = landing(directory(), Path::new("a/.."), PathKind::Missing);
+        let refused = copy_target(directory(), Path::new("a/.."), PathKind::Missing);
         assert!(refused.unwrap_err().hint().is_some());
     }
 

@@ -1,6 +1,7 @@
 //! What a box is made of, and whether this host has it.
 
-use rustix::process::{PidfdFlags, Resource, getpid, getrlimit, pidfd_open};
+use rustix::process::{Resource, getpid, getrlimit};
+use tare_kernel::process::Process;
 
 use super::host::Version;
 use super::trial::LIMITS;
@@ -13,8 +14,6 @@ const IDMAPPED_TMPFS: Version = Version(6, 3, 0);
 /// The first with `user.` attributes on tmpfs. An overlay in a user namespace needs them to
 /// replace a directory of the layer below.
 const TMPFS_ATTRIBUTES: Version = Version(6, 6, 0);
-/// `PID_FS_MAGIC`: a pidfd has an inode that is never used again.
-const PIDFS_MAGIC: i64 = 0x5049_4446;
 /// With fewer descriptors or processes, only a few boxes fit at once.
 const FEW: u64 = 4096;
 
@@ -118,10 +117,10 @@ fn landlock(_: &Probe) -> Option<Answer> {
 }
 
 fn pidfd(_: &Probe) -> Option<Answer> {
-    let pidfd = pidfd_open(getpid(), PidfdFlags::empty());
-    Some(match pidfd.and_then(rustix::fs::fstatfs).map(|fs| fs.f_type) {
-        Ok(PIDFS_MAGIC) => ok("with pidfs", "processes are known by their pidfd's inode"),
-        Ok(_) => ok("without pidfs", "processes are known by their pidfd and cgroup alone"),
+    let own = Process::open(getpid().as_raw_pid());
+    Some(match own.and_then(|process| process.inode()) {
+        Ok(Some(_)) => ok("with pidfs", "processes are known by their pidfd's inode"),
+        Ok(None) => ok("without pidfs", "processes are known by their pidfd and cgroup alone"),
         Err(_) => missing("not allowed here", "cannot make boxes"),
     })
 }

@@ -53,7 +53,7 @@ pub struct DetachArgs {
 
 /// The object that `--detach --json` prints.
 #[derive(Debug, Serialize)]
-struct Report {
+struct DetachReport {
     id: String,
     name: Option<String>,
 }
@@ -95,7 +95,7 @@ fn print_id(id: &BoxId, args: &RunArgs, plan: &RunPlan) -> Result<(), Error> {
     let id = id.to_string();
     let name = plan.spec.name.as_ref().map(ToString::to_string);
     if args.labels.json {
-        print_json(&Report { id, name })
+        print_json(&DetachReport { id, name })
     } else {
         print_result(&format!("{id}\n"))
     }

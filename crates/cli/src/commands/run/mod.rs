@@ -52,7 +52,7 @@ pub fn run(args: &RunArgs, context: &Context) -> Result<u8, Error> {
 
 /// The object that `--json` prints.
 #[derive(Debug, Serialize)]
-struct Report {
+struct RunReport {
     id: String,
     name: Option<String>,
     exit_code: u8,
@@ -88,7 +88,7 @@ fn conclude(id: String, relayed: Relayed, started: Instant, plan: &RunPlan) -> R
     if was_run && plan.relay.output == Output::Keep {
         let duration_ms = ended_at.duration_since(started).as_millis();
         let [stdout, stderr] = relay.into_kept();
-        print_json(&Report {
+        print_json(&RunReport {
             id,
             name: plan.spec.name.as_ref().map(ToString::to_string),
             exit_code: report.code,
