@@ -34,19 +34,19 @@ const SHUFFLE_SEED: u64 = 0x7461_7265;
 #[derive(Debug, Subcommand)]
 pub enum Bench {
     /// Whole life of one command: plain, in tare, in bwrap, unshare and crun
-    Run(run::Options),
+    Run(run::RunOptions),
     /// Detached boxes: exec into one, the memory of one, thousands of them
-    Boxes(boxes::Options),
+    Boxes(boxes::BoxesOptions),
     /// Executions over HTTP: tare serve, and FastAPI with bwrap
-    Serve(serve::Options),
+    Serve(serve::ServeOptions),
     /// Executions of LibreChat: tare serve, and FastAPI with bwrap
-    Librechat(librechat::Options),
+    Librechat(librechat::LibrechatOptions),
     /// (internal) start commands on behalf of a bench, inside what it was put in
     #[command(hide = true)]
     Starter,
     /// (internal) hold a bench's directory, and remove it when the bench is gone
     #[command(hide = true)]
-    Janitor(footprint::Place),
+    Janitor(footprint::FootprintPlace),
 }
 
 pub fn perform(bench: Bench) -> Result<(), Failure> {

@@ -23,18 +23,18 @@ use std::process::ExitCode;
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Arguments {
     #[command(subcommand)]
-    job: Job,
+    job: Task,
 }
 
 #[derive(Debug, Subcommand)]
-enum Job {
+enum Task {
     /// Measure tare beside its peers, interleaved in one run
     #[command(subcommand)]
     Bench(bench::Bench),
     /// Check that each dependency is under a licence that is allowed
     Licences,
     /// Run very many boxes, timeouts and crashes, and count what they leave
-    Soak(soak::Options),
+    Soak(soak::SoakOptions),
     /// (internal) the driver of a soak, inside of its lane
     #[command(hide = true)]
     SoakInside(soak::Inside),
@@ -52,12 +52,12 @@ fn main() -> ExitCode {
     }
 }
 
-fn perform(job: Job) -> Result<(), Failure> {
+fn perform(job: Task) -> Result<(), Failure> {
     match job {
-        Job::Bench(bench) => bench::perform(bench),
-        Job::Licences => licences::check(),
-        Job::Soak(options) => soak::perform(&options),
-        Job::SoakInside(inside) => soak::serve_inside(&inside),
-        Job::Tidy => tidy::check(),
+        Task::Bench(bench) => bench::perform(bench),
+        Task::Licences => licences::check(),
+        Task::Soak(options) => soak::perform(&options),
+        Task::SoakInside(inside) => soak::serve_inside(&inside),
+        Task::Tidy => tidy::check(),
     }
 }

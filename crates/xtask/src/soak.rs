@@ -31,13 +31,13 @@ use crate::workspace::Workspace;
 use clap::{Args, ValueEnum};
 use driver::Orders;
 pub use lane::{Inside, serve_inside};
-use report::Report;
+use report::SoakReport;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 use subject::Kind;
 
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct SoakOptions {
     /// How many boxes
     #[arg(long, default_value_t = 20_000, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     boxes: u64,
@@ -66,7 +66,7 @@ enum Peer {
     Bwrap,
 }
 
-pub fn perform(options: &Options) -> Result<(), Failure> {
+pub fn perform(options: &SoakOptions) -> Result<(), Failure> {
     if !rustix::process::geteuid().is_root() {
         return Err(Failure::new(
             "a soak needs root, for namespaces and cgroups that separate it from the host",
@@ -91,7 +91,7 @@ pub fn perform(options: &Options) -> Result<(), Failure> {
         Some(Peer::Bwrap) => all.push(lane::run(&workspace, &orders(Kind::Bwrap))?),
         None => {}
     }
-    let report = Report::new(seed, all);
+    let report = SoakReport::new(seed, all);
     println!("\n{}", report.text());
     let default = || workspace.target_directory.join("soak.json");
     let json = options.json.clone().unwrap_or_else(default);

@@ -26,7 +26,7 @@ use std::path::PathBuf;
 use tare::Tare;
 
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct BoxesOptions {
     /// How many times each way to exec is measured
     #[arg(long, default_value_t = 200, value_name = "N")]
     runs: usize,
@@ -37,9 +37,9 @@ pub struct Options {
     #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = at_least_one,
           default_values_t = [10, 100, 1_000, 5_000])]
     sizes: Vec<usize>,
-    /// Measure only these
+    /// Measurement only these
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PART,...")]
-    only: Vec<Measure>,
+    only: Vec<Measurement>,
     /// Where the figures are saved [default: target/bench/boxes.json]
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -54,7 +54,7 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Measure {
+enum Measurement {
     /// /bin/true in a live box, against plain fork+exec, crun and podman
     Exec,
     /// What an idle box costs the host
@@ -63,7 +63,7 @@ enum Measure {
     Growth,
 }
 
-pub fn perform(options: &Options) -> Result<(), Failure> {
+pub fn perform(options: &BoxesOptions) -> Result<(), Failure> {
     let workspace = Workspace::alone()?;
     build()?;
     let binary = workspace.target_directory.join("release/tare");
@@ -90,11 +90,11 @@ pub fn perform(options: &Options) -> Result<(), Failure> {
 }
 
 /// Measures all parts. Fails if a box is left at the end.
-fn measure(options: &Options, tare: &mut Tare, name: &str) -> Result<BoxesReport, Failure> {
+fn measure(options: &BoxesOptions, tare: &mut Tare, name: &str) -> Result<BoxesReport, Failure> {
     let wanted = |part| options.only.is_empty() || options.only.contains(&part);
-    let exec = part(wanted(Measure::Exec), || exec::measure(tare, name, options.runs))?;
-    let memory = part(wanted(Measure::Memory), || memory::measure(tare, options.idle))?;
-    let growth = part(wanted(Measure::Growth), || growth::measure(tare, &options.sizes))?;
+    let exec = part(wanted(Measurement::Exec), || exec::measure(tare, name, options.runs))?;
+    let memory = part(wanted(Measurement::Memory), || memory::measure(tare, options.idle))?;
+    let growth = part(wanted(Measurement::Growth), || growth::measure(tare, &options.sizes))?;
     tare.expect_empty()?;
     Ok(BoxesReport::new(options.runs, exec, memory, growth))
 }
@@ -123,10 +123,10 @@ mod tests {
     #[derive(Debug, Parser)]
     struct Alone {
         #[command(flatten)]
-        options: Options,
+        options: BoxesOptions,
     }
 
-    fn parse(words: &[&str]) -> Result<Options, clap::Error> {
+    fn parse(words: &[&str]) -> Result<BoxesOptions, clap::Error> {
         let command = <Alone as clap::CommandFactory>::command();
         let matches = command.try_get_matches_from([&["boxes"], words].concat())?;
         Alone::from_arg_matches(&matches).map(|it| it.options)

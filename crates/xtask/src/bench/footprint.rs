@@ -34,7 +34,7 @@ const READY: &str = "ready";
 
 /// Where a bench may create files while it runs.
 #[derive(Debug, Clone, Args)]
-pub struct Place {
+pub struct FootprintPlace {
     parent: PathBuf,
     name: String,
     /// The tare that removes boxes, for a bench that creates detached ones.
@@ -42,7 +42,7 @@ pub struct Place {
     tare: Option<PathBuf>,
 }
 
-impl Place {
+impl FootprintPlace {
     fn directory(&self) -> PathBuf {
         self.parent.join(&self.name)
     }
@@ -63,7 +63,7 @@ fn in_memory() -> PathBuf {
 /// process.
 #[derive(Debug)]
 pub struct Footprint {
-    place: Place,
+    place: FootprintPlace,
     janitor: Child,
 }
 
@@ -78,12 +78,12 @@ impl Footprint {
         let own = std::env::current_exe().context(|| "cannot find this program".into())?;
         let name = format!("{purpose}-{}", std::process::id());
         Self::acquire_by(
-            Place { parent: in_memory(), name, tare: tare.map(Path::to_owned) },
+            FootprintPlace { parent: in_memory(), name, tare: tare.map(Path::to_owned) },
             Command::new(own),
         )
     }
 
-    fn acquire_by(place: Place, mut program: Command) -> Result<Self, Failure> {
+    fn acquire_by(place: FootprintPlace, mut program: Command) -> Result<Self, Failure> {
         let mut janitor = program
             .args(["bench", "janitor"])
             .arg(&place.parent)
@@ -136,7 +136,7 @@ impl Footprint {
 }
 
 /// The other end of [`Footprint`].
-pub fn serve_as_janitor(place: &Place) -> Result<(), Failure> {
+pub fn serve_as_janitor(place: &FootprintPlace) -> Result<(), Failure> {
     let directory = place.directory();
     // Not recursive: a directory that exists already belongs to another program. Every user may
     // enter it, because a peer with other uids must reach its root there.
@@ -281,7 +281,7 @@ mod tests {
     fn a_directory_that_was_there_before_is_refused_and_kept() {
         let parent = parent("refusal");
         fs::create_dir(parent.join("taken")).unwrap();
-        let place = Place { parent: parent.clone(), name: "taken".into(), tare: None };
+        let place = FootprintPlace { parent: parent.clone(), name: "taken".into(), tare: None };
         assert!(serve_as_janitor(&place).is_err());
         assert!(parent.join("taken").exists());
         fs::remove_dir_all(parent).unwrap();

@@ -134,7 +134,7 @@ impl fmt::Display for Ending {
 
 /// Whether a run is for its time or for its stderr.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub enum Purpose {
+pub enum LaunchPurpose {
     Time,
     Listen,
 }
@@ -147,9 +147,9 @@ pub enum Starter {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Request {
+struct LaunchRequest {
     launch: Launch,
-    purpose: Purpose,
+    purpose: LaunchPurpose,
 }
 
 impl Starter {
@@ -169,11 +169,11 @@ impl Starter {
         Ok(Self::Elsewhere(child, BufReader::new(answers)))
     }
 
-    pub fn start(&mut self, launch: &Launch, purpose: Purpose) -> Result<Life, String> {
+    pub fn start(&mut self, launch: &Launch, purpose: LaunchPurpose) -> Result<Life, String> {
         match self {
             Self::Here => Ok(match purpose {
-                Purpose::Time => launch.timed(),
-                Purpose::Listen => launch.listened_to(),
+                LaunchPurpose::Time => launch.timed(),
+                LaunchPurpose::Listen => launch.listened_to(),
             }),
             Self::Elsewhere(child, answers) => ask(child, answers, launch, purpose)
                 .map_err(|why| last_words(child).unwrap_or_else(|| why.to_string())),
@@ -182,7 +182,7 @@ impl Starter {
 
     /// One run for its time; only a success has one.
     pub fn time(&mut self, launch: &Launch) -> Result<Duration, String> {
-        let life = self.start(launch, Purpose::Time)?;
+        let life = self.start(launch, LaunchPurpose::Time)?;
         match life.ending {
             Ending::Exited(0) => Ok(life.duration),
             ending @ (Ending::Exited(_) | Ending::Killed(_) | Ending::NotStarted(_)) => {
@@ -193,7 +193,7 @@ impl Starter {
 
     /// One run that has to end in this way.
     pub fn expect(&mut self, launch: &Launch, ending: &Ending) -> Result<(), Failure> {
-        let life = self.start(launch, Purpose::Listen).map_err(Failure::new)?;
+        let life = self.start(launch, LaunchPurpose::Listen).map_err(Failure::new)?;
         match (life.ending == *ending, life.complaint.lines().next()) {
             (true, _) => Ok(()),
             (false, None) => Err(Failure::new(format!("{}, not {ending}", life.ending))),
@@ -217,9 +217,9 @@ fn ask(
     child: &mut Child,
     answers: &mut BufReader<ChildStdout>,
     launch: &Launch,
-    purpose: Purpose,
+    purpose: LaunchPurpose,
 ) -> std::io::Result<Life> {
-    let request = Request { launch: launch.clone(), purpose };
+    let request = LaunchRequest { launch: launch.clone(), purpose };
     let mut line = serde_json::to_string(&request)?;
     line.push('\n');
     let Some(requests) = &mut child.stdin else {
@@ -246,11 +246,11 @@ pub fn serve_as_starter() -> Result<(), Failure> {
     let mut answers = std::io::stdout().lock();
     for line in std::io::stdin().lock().lines() {
         let line = line.context(|| "cannot read a request".into())?;
-        let request: Request =
+        let request: LaunchRequest =
             serde_json::from_str(&line).context(|| "cannot understand a request".into())?;
         let life = match request.purpose {
-            Purpose::Time => request.launch.timed(),
-            Purpose::Listen => request.launch.listened_to(),
+            LaunchPurpose::Time => request.launch.timed(),
+            LaunchPurpose::Listen => request.launch.listened_to(),
         };
         let answer = serde_json::to_string(&life).context(|| "cannot write an answer".into())?;
         writeln!(answers, "{answer}").context(|| "cannot answer".into())?;
@@ -313,7 +313,7 @@ mod tests {
     fn a_starter_that_dies_first_is_quoted() {
         let mut starter =
             Starter::elsewhere(&["/bin/sh", "-c", "echo cannot mount >&2; exit 1"]).unwrap();
-        let why = starter.start(&shell("exit 0"), Purpose::Time).unwrap_err();
+        let why = starter.start(&shell("exit 0"), LaunchPurpose::Time).unwrap_err();
         assert_eq!(why, "cannot mount");
         starter.end().unwrap();
     }

@@ -2,7 +2,7 @@
 //! beside a small FastAPI server that starts bubblewrap for each request; both see the
 //! same packages.
 
-use super::serve::{Comparison, Load, Request, Work};
+use super::serve::{Load, Request, ServeComparison, Work};
 use crate::failure::Failure;
 use crate::workspace::Workspace;
 use clap::Args;
@@ -14,7 +14,7 @@ const CODE: [(&str, &str); 2] =
     [("print(1)", "1\n"), ("import numpy; print(numpy.ones(3).sum())", "3.0\n")];
 
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct LibrechatOptions {
     #[command(flatten)]
     load: Load,
     /// Requests at the same time
@@ -25,13 +25,13 @@ pub struct Options {
     json: Option<PathBuf>,
 }
 
-pub fn perform(options: &Options) -> Result<(), Failure> {
+pub fn perform(options: &LibrechatOptions) -> Result<(), Failure> {
     let workspace = Workspace::alone()?;
     let packages = workspace.target_directory.join("packages");
     if !packages.join("python/numpy").exists() {
         return Err(Failure::new("numpy is not installed: ./check does that"));
     }
-    let comparison = Comparison {
+    let comparison = ServeComparison {
         name: "librechat",
         load: options.load,
         concurrency: &options.concurrency,

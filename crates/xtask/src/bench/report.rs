@@ -88,7 +88,7 @@ fn line_of(command: &mut Command) -> String {
 pub struct Comparison {
     pub command: String,
     pub rows: Vec<Row>,
-    pub goals: Vec<Goal>,
+    pub goals: Vec<RatioGoal>,
 }
 
 #[derive(Debug, Serialize)]
@@ -108,7 +108,7 @@ pub struct Ratio {
 
 /// A goal. A bench does not fail if it is not met.
 #[derive(Debug, Serialize)]
-pub struct Goal {
+pub struct RatioGoal {
     pub subject: &'static str,
     pub to: &'static str,
     pub ratio_max: f64,
@@ -130,7 +130,7 @@ impl Comparison {
         let ratio = |of: &str, to: &str| Some(p50_us(of)? / p50_us(to)?);
         let goals = hopes.iter().map(|&(subject, ratio_max, to)| {
             let ratio = ratio(subject, to);
-            Goal { subject, to, ratio_max, ratio, met: ratio.map(|it| it <= ratio_max) }
+            RatioGoal { subject, to, ratio_max, ratio, met: ratio.map(|it| it <= ratio_max) }
         });
         let goals = goals.collect();
         let ratios_of = |name: &str| -> Vec<Ratio> {
@@ -178,7 +178,7 @@ impl Row {
     }
 }
 
-impl Goal {
+impl RatioGoal {
     fn line(&self) -> String {
         let verdict = match self.met {
             Some(true) => "met",

@@ -26,7 +26,7 @@ const COMMANDS: [&[&str]; 2] = [&["/bin/true"], &["/usr/bin/python3", "-c", "pas
 const HOPES: [Hope; 2] = [("tare", 0.8, "bwrap"), ("tare", 0.5, "crun")];
 
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct RunOptions {
     /// How many times each subject is measured
     #[arg(long, default_value_t = 200, value_name = "N")]
     runs: usize,
@@ -75,7 +75,7 @@ impl Variant {
     }
 }
 
-pub fn perform(options: &Options) -> Result<(), Failure> {
+pub fn perform(options: &RunOptions) -> Result<(), Failure> {
     let workspace = Workspace::alone()?;
     build()?;
     let footprint = Footprint::acquire(None)?;
@@ -92,7 +92,7 @@ pub fn perform(options: &Options) -> Result<(), Failure> {
     done
 }
 
-fn measure(options: &Options, workspace: &Workspace, ground: &Ground) -> Result<(), Failure> {
+fn measure(options: &RunOptions, workspace: &Workspace, ground: &Ground) -> Result<(), Failure> {
     let chosen = match options.only.as_slice() {
         [] => Variant::value_variants(),
         only => only,

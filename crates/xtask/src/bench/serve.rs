@@ -16,7 +16,7 @@ use crate::failure::{Context, Failure};
 use crate::http;
 use crate::workspace::Workspace;
 use clap::Args;
-use report::{Figures, Row, ServeReport};
+use report::{Figures, ServeReport, ServeRow};
 use serde_json::{Value, json};
 use servers::{Servers, Setting};
 use std::net::TcpStream;
@@ -31,7 +31,7 @@ const FIGURES: &str = "figures ";
 const ANSWER_WITHIN: &str = "30s";
 
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct ServeOptions {
     #[command(flatten)]
     load: Load,
     /// Requests at the same time
@@ -58,7 +58,7 @@ pub struct Load {
 /// What is executed: a command that costs nothing, and a typical one.
 const COMMANDS: [&[&str]; 2] = [&["/bin/true"], &["/usr/bin/python3", "-c", "pass"]];
 
-pub fn perform(options: &Options) -> Result<(), Failure> {
+pub fn perform(options: &ServeOptions) -> Result<(), Failure> {
     let work = |command: &[&str]| Work {
         name: command.join(" "),
         printed: "",
@@ -66,7 +66,7 @@ pub fn perform(options: &Options) -> Result<(), Failure> {
         peer: Request::run(command),
         concurrency: None,
     };
-    let comparison = Comparison {
+    let comparison = ServeComparison {
         name: "serve",
         load: options.load,
         concurrency: &options.concurrency,
@@ -79,7 +79,7 @@ pub fn perform(options: &Options) -> Result<(), Failure> {
 
 /// The same work for both servers, under the same load.
 #[derive(Debug)]
-pub struct Comparison<'a> {
+pub struct ServeComparison<'a> {
     pub name: &'static str,
     pub load: Load,
     pub concurrency: &'a [u32],
@@ -126,7 +126,7 @@ impl Request {
     }
 }
 
-impl Comparison<'_> {
+impl ServeComparison<'_> {
     pub fn perform(&self, workspace: &Workspace, json: Option<PathBuf>) -> Result<(), Failure> {
         for program in ["wrk", "bwrap", "python3"] {
             if !is_installed(program) {
@@ -147,7 +147,7 @@ impl Comparison<'_> {
     }
 
     /// Runs in its own directory, and leaves nothing.
-    fn rows(&self, binary: &Path, python: &Path) -> Result<Vec<Row>, Failure> {
+    fn rows(&self, binary: &Path, python: &Path) -> Result<Vec<ServeRow>, Failure> {
         let footprint = Footprint::acquire(Some(binary))?;
         let script = footprint.directory().join("load.lua");
         std::fs::write(&script, LOAD).context(|| "cannot write the load".into())?;
@@ -169,7 +169,7 @@ impl Comparison<'_> {
         measured
     }
 
-    fn measure(&self, servers: &Servers, script: &Path) -> Result<Vec<Row>, Failure> {
+    fn measure(&self, servers: &Servers, script: &Path) -> Result<Vec<ServeRow>, Failure> {
         let (tare, peer) = (servers.tare.port, servers.peer.port);
         let mut rows = Vec::new();
         for work in &self.work {
@@ -183,7 +183,7 @@ impl Comparison<'_> {
                     ours.push(load(&work.tare, tare)?);
                     theirs.push(load(&work.peer, peer)?);
                 }
-                rows.push(Row {
+                rows.push(ServeRow {
                     command: work.name.clone(),
                     concurrency,
                     tare: Figures::of(&ours),
@@ -202,7 +202,7 @@ fn load(
     what: &Request,
     port: u16,
     script: &Path,
-) -> Result<report::Load, Failure> {
+) -> Result<report::LoadResult, Failure> {
     let doing = || "cannot put a load on a server".to_owned();
     let threads = concurrency.min(2);
     let output = Command::new("wrk")

@@ -14,7 +14,7 @@ use super::naive::Naive;
 use super::sample::{Place, Sample, Values, is_as_before};
 use super::series::{Done, Event};
 use super::subject::{Kind, Subject, Surprise};
-use super::tare::Tare;
+use super::tare::TareSubject;
 use crate::failure::Failure;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -54,7 +54,7 @@ pub struct Orders {
 
 pub fn drive(site: &Site) -> Result<(), Failure> {
     let orders = &site.orders;
-    let tare = Tare::new(orders.tare.clone(), site.state_root());
+    let tare = TareSubject::new(orders.tare.clone(), site.state_root());
     let mut subject: Box<dyn Subject> = match orders.subject {
         Kind::Tare => Box::new(tare),
         Kind::Bwrap => Box::new(Naive::default()),

@@ -6,7 +6,7 @@ use super::commands::Caller;
 use super::count::count_threads;
 use super::mix::Job;
 use super::subject::{Subject, Surprise};
-use super::tare::Tare;
+use super::tare::TareSubject;
 use crate::http;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -47,13 +47,13 @@ pub struct Places {
 
 #[derive(Debug)]
 pub struct LibreChat {
-    tare: Tare,
+    tare: TareSubject,
     places: Places,
     server: Option<Child>,
 }
 
 impl LibreChat {
-    pub fn new(tare: Tare, places: Places) -> Self {
+    pub fn new(tare: TareSubject, places: Places) -> Self {
         Self { tare, places, server: None }
     }
 
@@ -184,7 +184,7 @@ mod tests {
     fn its_configuration_quotes_paths_as_toml_does() {
         let places =
             Places { files: "/s/fi'les".into(), directory: "/d".into(), packages: "/p\"q".into() };
-        let chat = LibreChat::new(Tare::new("/t".into(), "/s".into()), places);
+        let chat = LibreChat::new(TareSubject::new("/t".into(), "/s".into()), places);
         let text = chat.configuration();
         assert!(text.starts_with("listen = \"unix:/d/socket\"\n"), "{text}");
         assert!(text.contains("directory = \"/s/fi'les\"\n"), "{text}");

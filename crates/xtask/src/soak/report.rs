@@ -9,40 +9,44 @@ use serde::Serialize;
 use std::fmt::Write as _;
 
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct SoakReport {
     machine: Machine,
     seed: u64,
-    subjects: Vec<Subject>,
+    subjects: Vec<SubjectReport>,
 }
 
 #[derive(Debug, Serialize)]
-struct Subject {
+struct SubjectReport {
     series: Series,
     drifts: Vec<Drift>,
 }
 
-impl Report {
+impl SoakReport {
     pub fn new(seed: u64, all: Vec<Series>) -> Self {
         let subject = |series: Series| {
             let drifts = Measure::all().filter_map(|it| Drift::of(it, &series)).collect();
-            Subject { drifts, series }
+            SubjectReport { drifts, series }
         };
         Self { machine: Machine::observe(), seed, subjects: all.into_iter().map(subject).collect() }
     }
 
     /// Returns why the soak has failed. The peer is not judged.
     pub fn complaints(&self) -> Vec<String> {
-        self.subjects.iter().filter(|it| it.is_judged()).flat_map(Subject::complaints).collect()
+        self.subjects
+            .iter()
+            .filter(|it| it.is_judged())
+            .flat_map(SubjectReport::complaints)
+            .collect()
     }
 
     pub fn text(&self) -> String {
-        let mut text: String = self.subjects.iter().map(Subject::text).collect();
+        let mut text: String = self.subjects.iter().map(SubjectReport::text).collect();
         let _ = writeln!(text, "seed {}; {}", self.seed, self.machine);
         text
     }
 }
 
-impl Subject {
+impl SubjectReport {
     fn is_judged(&self) -> bool {
         match self.series.subject {
             Kind::Tare | Kind::LibreChat => true,

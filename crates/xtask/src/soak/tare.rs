@@ -26,12 +26,12 @@ const NO_SUCH_BOX: i32 = 1;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
-pub struct Tare {
+pub struct TareSubject {
     binary: PathBuf,
     state: PathBuf,
 }
 
-impl Tare {
+impl TareSubject {
     pub fn new(binary: PathBuf, state: PathBuf) -> Self {
         Self { binary, state }
     }
@@ -179,7 +179,7 @@ impl Tare {
     }
 }
 
-impl Subject for Tare {
+impl Subject for TareSubject {
     fn make_ready(&self, caller: &Caller) -> Result<(), Surprise> {
         let name = resident(0);
         for words in [&["run", "-d", "--name", &name, "--", "true"][..], &["rm", "-f", &name]] {

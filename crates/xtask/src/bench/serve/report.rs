@@ -7,7 +7,7 @@ use crate::bench::report::Machine;
 
 /// One result, as the script of wrk prints it.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Load {
+pub struct LoadResult {
     requests: u64,
     duration_us: u64,
     p50_us: u64,
@@ -25,9 +25,9 @@ pub struct Figures {
 }
 
 impl Figures {
-    pub fn of(loads: &[Load]) -> Self {
-        let sum = |of: fn(&Load) -> u64| loads.iter().map(of).sum::<u64>();
-        let median = |of: fn(&Load) -> u64| {
+    pub fn of(loads: &[LoadResult]) -> Self {
+        let sum = |of: fn(&LoadResult) -> u64| loads.iter().map(of).sum::<u64>();
+        let median = |of: fn(&LoadResult) -> u64| {
             let mut all: Vec<u64> = loads.iter().map(of).collect();
             all.sort_unstable();
             all.get(all.len() / 2).copied().unwrap_or(0)
@@ -50,14 +50,14 @@ impl Figures {
 }
 
 #[derive(Debug, Serialize)]
-pub struct Row {
+pub struct ServeRow {
     pub command: String,
     pub concurrency: u32,
     pub tare: Figures,
     pub peer: Figures,
 }
 
-impl Row {
+impl ServeRow {
     /// The names of the columns.
     fn head() -> (String, String) {
         let columns = "    at         /s   p50 ms   p99 ms  failed     /s of peer     p50 of peer";
@@ -86,7 +86,7 @@ pub struct ServeReport {
     load_average: String,
     seconds: u32,
     rounds: usize,
-    rows: Vec<Row>,
+    rows: Vec<ServeRow>,
 }
 
 impl ServeReport {
@@ -95,7 +95,7 @@ impl ServeReport {
         peer: &'static str,
         seconds: u32,
         rounds: usize,
-        rows: Vec<Row>,
+        rows: Vec<ServeRow>,
     ) -> Self {
         let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
         Self {
@@ -111,7 +111,7 @@ impl ServeReport {
 
     pub fn text(&self) -> String {
         let lines = self.rows.iter().flat_map(|row| row.lines(self.peer));
-        let lines: Vec<(String, String)> = [Row::head()].into_iter().chain(lines).collect();
+        let lines: Vec<(String, String)> = [ServeRow::head()].into_iter().chain(lines).collect();
         let width = lines.iter().map(|it| it.0.len()).max().unwrap_or_default();
         let mut text = String::new();
         for (name, columns) in lines {
@@ -136,7 +136,7 @@ mod tests {
     fn the_table_is_as_wide_as_its_names_and_compares_the_two() {
         let figures =
             |per_second, p50_us| Figures { per_second, p50_us, p99_us: 30_000, failed: 0 };
-        let row = Row {
+        let row = ServeRow {
             command: "print(1)".to_owned(),
             concurrency: 8,
             tare: figures(200.0, 10_000),
@@ -154,7 +154,7 @@ print(1), fastapi+bwrap     8         50     20.0     30.0       0
 
     #[test]
     fn loads_are_summed_up_over_all_of_the_time() {
-        let load = |requests, p99_us| Load {
+        let load = |requests, p99_us| LoadResult {
             requests,
             duration_us: 1_000_000,
             p50_us: 1,
