@@ -8,8 +8,8 @@
 //!
 //! ```text
 //! plan ─▶ make ─▶ go ─▶ start ─▶ supervise ─▶ conclude ─▶ exit (and the box with it)
-//!           │             │          ├─ the command ended      Exited
-//!           │             │          ├─ a deadline passed      TimedOut
+//!           │             │          ├─ the command ended      Ended
+//!           │             │          ├─ a deadline passed      Ended
 //!      SetupFailed   LaunchFailed    └─ the creator is gone    (no report)
 //! ```
 

@@ -90,17 +90,6 @@ impl Process {
         Ok(*KNOWN.get_or_init(|| found))
     }
 
-    /// Returns when the process was started, in ticks since boot. With the cgroup, this tells
-    /// processes apart where [`Self::inode`] is `None`. An error for a process that has died:
-    /// its pid may be used again.
-    pub fn birth_tick(&self) -> io::Result<u64> {
-        let stat = self.read_proc("stat")?;
-        // The 20th field behind the name, which can contain anything (proc_pid_stat(5)).
-        let fields = stat.rsplit_once(')').map(|(_, rest)| rest);
-        let tick = fields.and_then(|rest| rest.split_whitespace().nth(19)?.parse().ok());
-        tick.ok_or_else(|| io::Error::other("a stat file without its fields"))
-    }
-
     /// Returns its path in the cgroup v2 hierarchy, as this process sees it.
     pub fn cgroup(&self) -> io::Result<Option<String>> {
         let text = self.read_proc("cgroup")?;

@@ -432,8 +432,8 @@ fn notes(spec: &Spec, host: &Host, map: IdMap, cgroups: &CgroupHolding) -> Vec<S
     }
     if spec.isolation == Isolation::Full && spec.network == Network::Host {
         notes.push(
-            "the box is on the host's network: it reaches what listens on this host, and \
-             what listens in it is reached from there"
+            "the box shares the host's network: it can reach every service on this host, and \
+             the host can reach its ports"
                 .to_owned(),
         );
     }
@@ -453,8 +453,9 @@ fn check_memory(spec: &Spec) -> Result<(), Error> {
     Err(Error::bad_request(message).with_hint(format!("the least is {least}")))
 }
 
-/// Without a cgroup, `RLIMIT_NPROC` limits the processes of a box. The kernel does not apply it to
-/// the host's root user, whom a contained box of root runs as.
+/// Refuses a process limit that nothing enforces. Without a cgroup, `RLIMIT_NPROC` limits the
+/// processes of a box. A contained box of root runs as the host's root user, to which the kernel
+/// does not apply `RLIMIT_NPROC`.
 fn check_pids(spec: &Spec, map: IdMap, cgroups: &CgroupHolding) -> Result<(), Error> {
     if map == IdMap::Host && spec.limits.pids.is_explicit() && !cgroups.pids_enforced {
         return Err(Controller::Pids.cannot("enforce"));

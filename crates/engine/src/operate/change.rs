@@ -36,8 +36,8 @@ pub struct Changes {
 
 /// Stops every process of a detached box where it is; its deadlines go on.
 ///
-/// An attached box cannot be paused: its keeper is in the same cgroup as its workload, and with it
-/// the timeout would stand still.
+/// An attached box cannot be paused: unless it has a processor limit, its keeper is in the cgroup
+/// that would be frozen, and its timeout would not be enforced.
 pub fn pause(at: BoxAt<'_>) -> Result<(), Error> {
     let record = lock_detached(at, "paused", "suspend the 'tare run' that it belongs to")?;
     let observation = observe_tended(at)?;

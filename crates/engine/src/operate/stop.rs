@@ -1,5 +1,6 @@
-//! Stops, kills, removes and waits for boxes. All paths end in `care::settle`, and return after tare
-//! has seen that the box is gone.
+//! Stops, kills, removes and waits for boxes, and returns after tare has seen that a box is gone. Of
+//! an attached box this file kills the keeper, and the creator does the teardown. Every other box
+//! ends in `care::settle`.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -49,11 +50,11 @@ pub struct EndWatch {
     journal: Option<OwnedFd>,
 }
 
-/// The result of a look for the end of a box.
+/// Whether a box has ended.
 #[derive(Debug)]
 pub enum Looked {
     Ended(End),
-    /// Its keeper lives.
+    /// Its keeper is alive.
     Lives(Process),
     /// Another process is making or ending it, or it is stuck.
     Between,

@@ -1,4 +1,4 @@
-//! A box's record: a directory, made first, removed last.
+//! A box's record: a directory, made first. Only the name of the box is removed after it.
 //!
 //! ```text
 //! boxes/<id>/      locked by the process that changes the box

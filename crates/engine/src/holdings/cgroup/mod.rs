@@ -29,15 +29,17 @@ use crate::spec::{Isolation, Limits, Spec};
 use settings::CONTROLLERS;
 use usage::oom_kills_in;
 
-/// Why a box is stuck whose processes do not die. Its record contains this text.
+/// The reason in the record of a box whose processes do not die.
 pub const STILL_POPULATED: &str = "processes are still alive in it";
 
-/// Which v2 cgroup the workload of a box is in.
+/// Whether the workload of a box always has a v2 cgroup of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkloadCgroup {
-    /// The keeper's: an attached box.
+    /// No: an attached box, which has one only for a processor limit. When memory runs out, the
+    /// kernel kills the whole box.
     Shared,
-    /// One below the keeper's, which can be frozen without the keeper: a detached box.
+    /// Yes: a detached box, whose workload can be frozen without its keeper. When memory runs out,
+    /// the kernel kills one process.
     Own,
 }
 

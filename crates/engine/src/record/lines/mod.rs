@@ -1,4 +1,5 @@
-//! What a record says: lines that are only ever added, each a fact about the box.
+//! What a record says: lines, each a fact about the box. Lines are appended. Two operations rewrite
+//! the file: one merges many changes into one line, the other marks the removal of the box.
 //!
 //! `end` has the lines about the end of a box, and `fold` turns all lines into what they say
 //! together.
