@@ -418,25 +418,17 @@ fn a_user_cannot_cancel_a_request_of_another() {
     server.stop().ok();
 }
 
-/// The token names the machine even if a proxy drops the header.
 #[test]
-fn a_token_for_an_attached_machine_runs_no_code() {
+fn routes_for_attached_machines_are_missing_with_and_without_a_token() {
     let tare = tare!();
     let ed = Signer::ed25519("ed", 1);
     let files = Files::new(&[&ed], "");
     let server = files.start(&tare);
-    let with_claim = |claim: Value| {
-        let mut claims = Signer::claims("ann");
-        claims["code_worker_id"] = claim;
-        let token = format!("Bearer {}", ed.sign(&claims));
-        let request = json!({ "lang": "bash", "code": "true" });
-        exec(&server, &[("Authorization", &token)], &request)
-    };
-    let refused = with_claim(json!("w1")).was(409).json();
-    assert_eq!(refused["error"], "bridge_worker_mismatch", "{refused}");
-    with_claim(Value::Null).was(200);
-    let unknown = server.post("/v1/bridge/pairings", &json!({})).was(404).json();
-    assert!(unknown["error"].is_string(), "{unknown}");
+    let token = format!("Bearer {}", ed.token("ann"));
+    for headers in [&[("Authorization", token.as_str())][..], &[]] {
+        let missing = server.ask("GET", "/v1/bridge/workers/w/status", headers, b"").was(404);
+        assert!(missing.json()["error"].is_string(), "{missing:?}");
+    }
     server.stop().ok();
 }
 

@@ -1,6 +1,6 @@
 //! Requests for a machine that a user has attached to LibreChat. This server has no such machines,
 //! and code for one must not run anywhere else. So every route that runs code refuses it before
-//! anything runs.
+//! anything runs. A token may also name a machine (`code_worker_id`); the header decides.
 
 use axum::extract::Request;
 use axum::middleware::Next;
@@ -11,13 +11,8 @@ use crate::error::ServiceError;
 /// Headers that name a machine, or a directory on it.
 const HEADERS: [&str; 2] = ["x-librechat-code-worker-id", "x-librechat-code-workspace-id"];
 
-/// In the extensions of a request whose token names a machine.
-#[derive(Debug, Clone, Copy)]
-pub struct NamesWorker;
-
 pub async fn layer(request: Request, next: Next) -> Response {
-    let is_named = HEADERS.iter().any(|name| request.headers().contains_key(*name));
-    if is_named || request.extensions().get::<NamesWorker>().is_some() {
+    if HEADERS.iter().any(|name| request.headers().contains_key(*name)) {
         return mismatch().into_response();
     }
     next.run(request).await

@@ -25,7 +25,6 @@ use crate::error::{ServiceError, in_full};
 use crate::http::ServedAt;
 use crate::http::auth::{self, API_KEY};
 use crate::http::request_log;
-use crate::librechat::attached::NamesWorker;
 pub use crate::librechat::auth::keys::{JwtKeys, Keys, read as read_keys};
 use crate::librechat::auth::token::LEGACY;
 pub use crate::librechat::auth::token::Token;
@@ -37,20 +36,8 @@ use crate::workers::Workers;
 /// The only route that LibreChat calls without a credential, whatever its settings.
 const EXEC: &str = "/v1/exec";
 
-/// The sender of a request.
-struct Identified {
-    principal: Principal,
-    /// Whose boxes the request makes.
-    caller: Caller,
-    /// Whether the user's code is for an attached machine.
-    names_worker: bool,
-}
-
-impl Identified {
-    fn new(principal: Principal, caller: Caller) -> Self {
-        Self { principal, caller, names_worker: false }
-    }
-}
+/// The user, and whose boxes the request makes.
+type Identified = (Principal, Caller);
 
 /// The tenant of boxes for which no API key was sent, on a server with keys or tokens.
 const TENANT: &str = "librechat";
@@ -58,13 +45,10 @@ const TENANT: &str = "librechat";
 pub async fn layer(State(app): State<LibreChat>, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
     match identify(&app, &parts).await {
-        Ok(Identified { principal, caller, names_worker }) => {
+        Ok((principal, caller)) => {
             let mut request = Request::from_parts(parts, body);
             request.extensions_mut().insert(principal);
             request.extensions_mut().insert(request_log::of_request(caller));
-            if names_worker {
-                request.extensions_mut().insert(NamesWorker);
-            }
             next.run(request).await
         }
         Err(error) => error.into_response(),
@@ -140,7 +124,7 @@ impl Authenticator<'_> {
         }
         auth::check_host(headers, self.config, self.served)?;
         let principal = Principal { tenant: tenant.to_owned(), user: None };
-        Ok(Identified::new(principal, self.without_key()))
+        Ok((principal, self.without_key()))
     }
 
     fn without_key(&self) -> Caller {
@@ -162,7 +146,7 @@ impl Authenticator<'_> {
         let key = auth::key_for(&self.config.keys, given);
         let key = key.ok_or_else(|| unauthorized("Invalid API key"))?;
         let principal = Principal { tenant: key.name.to_string(), user: None };
-        Ok(Identified::new(principal, Caller::with_key(key)))
+        Ok((principal, Caller::with_key(key)))
     }
 
     async fn user(
@@ -178,9 +162,8 @@ impl Authenticator<'_> {
         let key = self.keys.find(token.kid(), &jwt.keys, self.workers).await;
         let key = key.map_err(|error| AuthError::KeysNotRead(in_full(&error)))?;
         let key = key.ok_or_else(|| invalid("its key is not known"))?;
-        let token::User { principal, names_worker } =
-            token.user(&key, jwt, self.now).map_err(invalid)?;
-        Ok(Identified { principal, caller: self.without_key(), names_worker })
+        let principal = token.principal(&key, jwt, self.now).map_err(invalid)?;
+        Ok((principal, self.without_key()))
     }
 }
 
@@ -268,7 +251,7 @@ mod tests {
                 workers: &Workers::start("test", 1).expect("threads"),
             };
             let identified = authenticator.identify(&parts).await.map_err(ServiceError::from);
-            let Identified { principal, caller, .. } =
+            let (principal, caller) =
                 identified.map_err(|error| (status(error.kind).as_u16(), error.message))?;
             let user = principal.user.unwrap_or_default();
             Ok(format!("{}/{user} {}", principal.tenant, caller.tenant.as_str()))

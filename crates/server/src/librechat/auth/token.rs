@@ -51,15 +51,6 @@ struct Claims {
     nbf: Option<u64>,
     exp: u64,
     tenant_id: Option<String>,
-    code_worker_id: Option<String>,
-}
-
-/// The user of a token.
-#[derive(Debug, PartialEq, Eq)]
-pub struct User {
-    pub principal: Principal,
-    /// Whether the user's code is for an attached machine.
-    pub names_worker: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -98,12 +89,12 @@ impl<'a> Token<'a> {
     }
 
     /// Verifies the token and returns its user.
-    pub fn user(
+    pub fn principal(
         &self,
         key: &PublicKey,
         expected: &JwtConfig,
         now: Duration,
-    ) -> Result<User, Refusal> {
+    ) -> Result<Principal, Refusal> {
         if self.header.alg != key.algorithm().name() {
             return Err("it names another algorithm than its key has");
         }
@@ -113,7 +104,7 @@ impl<'a> Token<'a> {
         let claims: Claims = json(self.claims).ok_or("its claims cannot be read")?;
         claims.check_parties(expected)?;
         claims.check_times(expected, now.as_secs())?;
-        claims.user()
+        claims.principal()
     }
 }
 
@@ -153,7 +144,7 @@ impl Claims {
         }
     }
 
-    fn user(self) -> Result<User, Refusal> {
+    fn principal(self) -> Result<Principal, Refusal> {
         let tenant = self.tenant_id.unwrap_or_else(|| LEGACY.to_owned());
         if !is_name(&self.sub) {
             return Err("its user has no name that can be used");
@@ -161,8 +152,7 @@ impl Claims {
         if !is_name(&tenant) || tenant == ANONYMOUS {
             return Err("its tenant has no name that can be used");
         }
-        let names_worker = self.code_worker_id.is_some_and(|id| !id.is_empty());
-        Ok(User { principal: Principal { tenant, user: Some(self.sub) }, names_worker })
+        Ok(Principal { tenant, user: Some(self.sub) })
     }
 }
 
@@ -197,7 +187,7 @@ mod tests {
     fn judged_at(token: &str, time: i64) -> Result<Principal, Refusal> {
         let time = Duration::from_secs(time.try_into().expect("after 1970"));
         let token = Token::parse(token.as_bytes())?;
-        token.user(&key(&ed()), &config(), time).map(|user| user.principal)
+        token.principal(&key(&ed()), &config(), time)
     }
 
     fn judged_now(token: &str) -> Result<Principal, Refusal> {
