@@ -1,6 +1,6 @@
 // Files go from call to call, and to the user.
 const assert = require('node:assert/strict');
-const { since, once, assertRefused, assertPrinted } = require('./claims.cjs');
+const { since, assertRefused, assertPrinted } = require('./claims.cjs');
 const { Host } = require('./host.cjs');
 
 const ID = /^[A-Za-z0-9_-]{21}$/;
@@ -31,8 +31,21 @@ module.exports = {
     await conversation.bash('mkdir -p deep/er; echo 1 > a.csv; echo 2 > deep/er/b.csv');
     const message = await conversation.python('print(open("a.csv").read() + open("deep/er/b.csv").read())');
     assertPrinted(message, '1\n2');
-    assert.ok(message.artifact.files.every((file) => file.inherited));
+    // First-generation clients would take unchanged files for new ones.
+    const unchanged = client.since('3.2.0') ? ['a.csv', 'deep/er/b.csv'] : [];
+    assert.deepEqual(names((message.artifact.files ?? []).filter((file) => file.inherited)), unchanged);
     assert.deepEqual(names(conversation.files), ['a.csv', 'deep/er/b.csv']);
+  },
+
+  'all tools of a conversation share its files': async ({ client }) => {
+    const conversation = client.conversation({ functions: { noop: [{}, async () => 'done'] } });
+    await conversation.bash('echo 1 > a.csv');
+    const calls = { run_tools_with_code: 'open("b.csv", "w").write(open("a.csv").read())', run_tools_with_bash: 'cp b.csv c.csv' };
+    const tools = Object.keys(calls).filter((tool) => client.has(tool));
+    for (const tool of tools) await conversation.run(tool, { code: calls[tool] });
+    const written = ['a.csv', 'b.csv', 'c.csv'].slice(0, tools.length + 1);
+    assert.deepEqual(names(conversation.files), written);
+    assertPrinted(await conversation.bash(`cat ${written.at(-1)}`), '1');
   },
 
   'a changed file replaces the old one and names it': async ({ client }) => {
@@ -74,10 +87,26 @@ module.exports = {
     assert.deepEqual(shown(found), shown(artifact.files));
   },
 
+  'a conversation may have 300 files': async ({ client }) => {
+    const conversation = client.conversation();
+    const write = (call) => `for n in $(seq 100); do echo ${call} > ${call}-$n.csv; done`;
+    for (const call of [1, 2, 3]) await conversation.bash(write(call));
+    assert.equal(conversation.files.length, 300);
+    assertPrinted(await conversation.bash('ls | wc -l'), '300');
+  },
+
   'a profile that is not served is refused': since('3.6.0', async ({ client }) => {
     const hint = 'v2:user:0123456789abcdef0123456789abcdef';
     const message = await client.conversation({ hint }).bash('echo 1');
     assertRefused(client, message, 409, 'unsupported');
     assertPrinted(await client.conversation({ profile: 'default' }).bash('echo 1'), '1');
+  }),
+
+  'files that are not returned are counted by reason': since('3.9.1', async ({ client, tap }) => {
+    const conversation = client.conversation();
+    const deep = `${'d/'.repeat(12)}`;
+    await conversation.bash(`mkdir -p ${deep}; echo 1 > ${deep}a.csv; for n in $(seq 105); do echo > $n.csv; done`);
+    const { answer } = tap.of(client.version, '/exec').at(-1);
+    assertTruncation(answer.artifact_truncation, { max_files: 5, depth: 1 });
   }),
 };

@@ -12,7 +12,7 @@ use crate::http::extract::Json;
 use crate::librechat::answer::Answer;
 use crate::librechat::run::box_spec::CodeRun;
 use crate::librechat::run::inputs::{self, FileRef, Inputs};
-use crate::librechat::run::outputs::{Collected, Outputs};
+use crate::librechat::run::outputs::{Collected, OutputFile, Outputs};
 use crate::librechat::run::session::{self, Hint};
 use crate::librechat::state::LibreChat;
 use crate::librechat::tools::calls::{self, Call, Forged};
@@ -104,6 +104,9 @@ pub struct LibreChatRun {
     pub work: CodeRun,
     pub inputs: Inputs,
     pub outputs: Outputs,
+    /// Whether the answer lists unchanged inputs. First-generation clients take every listed file
+    /// for one that this execution made, and then look for it in the wrong session.
+    lists_inherited: bool,
 }
 
 impl LibreChatRun {
@@ -115,6 +118,7 @@ impl LibreChatRun {
         files: Vec<FileRef>,
         user_id: Option<String>,
     ) -> Result<Self, ServiceError> {
+        let lists_inherited = files.iter().all(|file| file.storage_session_id.is_some());
         let inputs = inputs::find(app, principal, files, user_id.as_deref()).await?;
         let outputs = Outputs {
             app: app.clone(),
@@ -123,7 +127,7 @@ impl LibreChatRun {
             said_by: user_id,
             files_max: app.config().librechat.boxes.output_files,
         };
-        Ok(Self { work, inputs, outputs })
+        Ok(Self { work, inputs, outputs, lists_inherited })
     }
 
     /// Runs the code in a box of its own, which is removed afterwards. Code that may call tools
@@ -145,7 +149,10 @@ impl LibreChatRun {
         };
         let mut output = app.service.run(caller, request, OutputSink::Keep).await?;
         let nothing = || (Outputs::of_failed(&self.inputs), Ok(Vec::new()));
-        let (collected, calls) = output.collected.take().unwrap_or_else(nothing);
+        let (mut collected, calls) = output.collected.take().unwrap_or_else(nothing);
+        if !self.lists_inherited {
+            collected.left.retain(|file| matches!(file, OutputFile::Kept(_)));
+        }
         Ok((Answer::new(output, session, collected), calls))
     }
 }
