@@ -19,10 +19,27 @@ async function assertFigures(message, expected) {
 }
 
 module.exports = {
+  'plt.show() saves each figure': async ({ client }) => {
+    await assertFigures(await client.conversation().python(SHOW_TWICE), ['plot_1.png', 'plot_2.png']);
+  },
+
+  'plt.show() saves figures of code that calls tools': async ({ client }) => {
+    const conversation = client.conversation({ functions: { noop: [{}, async () => [1, 2]] } });
+    const code = 'import matplotlib.pyplot as plt\nplt.plot(await noop())\nplt.show()';
+    await assertFigures(await conversation.run('run_tools_with_code', { code }), ['plot_1.png']);
+  },
+
   'plt.show() saves no figure that was saved already': async ({ client }) => {
     const code = 'import matplotlib.pyplot as plt\nplt.plot([1])\nplt.savefig("mine.png")\nplt.show()';
     await assertFigures(await client.conversation().python(code), ['mine.png']);
   },
+
+  'a session uses the next free number': since('3.2.59', async ({ client }) => {
+    const hint = `v2:user:${randomBytes(16).toString('hex')}`;
+    const conversation = client.conversation({ hint });
+    await assertFigures(await conversation.python(SHOW_TWICE), ['plot_1.png', 'plot_2.png']);
+    await assertFigures(await conversation.python(SHOW_TWICE), ['plot_3.png', 'plot_4.png']);
+  }),
 
   'tracebacks of code with figures name its lines': async ({ client }) => {
     const message = await client.conversation().python(`${SHOW_TWICE}raise KeyError("why")`);

@@ -105,4 +105,18 @@ module.exports = {
       await Promise.all(waiting);
     });
   }),
+
+  'the model learns how many files were lost': since('3.8.0', async ({ client, tap }) => {
+    const write = 'head -c 3000000 /dev/zero > a.bin; cp a.bin b.bin';
+    const runs = [
+      ['/exec', await withKey(client).bash(write)],
+      ['/exec/programmatic', await withKey(client).run('run_tools_with_bash', { code: write })],
+    ];
+    for (const [path, message] of runs) {
+      assert.match(message.content, /Artifact delivery warning: [12] of 2 generated files/);
+      const { answer } = tap.of(client.version, path).at(-1);
+      assert.deepEqual(message.artifact.artifact_delivery, answer.artifact_delivery);
+      assert.equal(answer.artifact_truncation, undefined);
+    }
+  }),
 };

@@ -108,4 +108,9 @@ module.exports = {
     const { json } = await second;
     assert.deepEqual([json.stdout, json.status], ['1\n', null]);
   }),
+
+  'an empty hint means no session': once(async ({ client }) => {
+    const { status, json } = await new Host(client).exec('bash', 'echo 1', { runtime_session_hint: '' });
+    assert.deepEqual([status, json.stdout, json.runtime_session_id], [200, '1\n', undefined]);
+  }),
 };

@@ -9,14 +9,14 @@ const KEY = createPrivateKey({ key: Buffer.concat([PREFIX, SEED]), format: 'der'
 
 const part = (value) => Buffer.from(JSON.stringify(value)).toString('base64url');
 
-// A token of this user with all claims of newer versions.
+// A token of this user with all claims that newer versions send for a server like this.
 function token(user, more = {}) {
   const now = Math.floor(Date.now() / 1000);
   const claims = {
     iss: 'librechat', aud: 'codeapi', sub: user, iat: now, nbf: now, exp: now + 300,
     jti: randomUUID(), tenant_id: 'legacy', role: 'USER', principal_source: 'librechat_jwt',
     auth_context_hash: '0', plan_id: 'free', org_id: 'o1', service_id: 's1', chc_user_id: 'c1',
-    code_worker_id: 'w1', ...more,
+    ...more,
   };
   const signed = `${part({ alg: 'EdDSA', typ: 'JWT', kid: 'published' })}.${part(claims)}`;
   return `${signed}.${sign(null, Buffer.from(signed), KEY).toString('base64url')}`;

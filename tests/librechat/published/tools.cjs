@@ -81,6 +81,15 @@ module.exports = {
     assert.doesNotMatch(found, /sends mail/);
   },
 
+  'languages have all names of the reference server': once(async ({ client }) => {
+    for (const [language, names] of Object.entries(LANGUAGES)) {
+      for (const name of names) {
+        const { status, json } = await new Host(client).exec(name, PROGRAMS[language]);
+        assert.deepEqual([status, json.stdout], [200, '1\n'], name);
+      }
+    }
+  }),
+
   'JavaScript may import modules and await at its top': async ({ client }) => {
     const code = "import { basename } from 'node:path';\nconsole.log(await Promise.resolve(basename('/a/b')))";
     assertPrinted(await client.conversation().run('execute_code', { lang: 'js', code }), 'b');

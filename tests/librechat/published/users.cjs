@@ -69,6 +69,18 @@ module.exports = {
     assertPrinted(message, 'done');
   }),
 
+  'a user cannot cancel the code of another user': once(async ({ client, ask }) => {
+    const request_id = randomUUID();
+    const cancel = (user) => hostOf(client, user).post('/exec/programmatic/cancel', { request_id });
+    const ann = new Host(client, { ...authorized('ann')(), [REQUEST]: request_id });
+    await ann.whileBusy(ask, {}, async () => {
+      assert.equal((await cancel('ben')).status, 403);
+      await ask('until 1 sleep');
+      assert.equal((await cancel('ann')).status, 202);
+      await ask('until 0 sleep');
+    });
+  }),
+
   'an early cancel of one user stops no request of another': once(async ({ client }) => {
     const request_id = randomUUID();
     await hostOf(client, 'ben').post('/exec/programmatic/cancel', { request_id });
@@ -86,5 +98,40 @@ module.exports = {
       assertPrinted(await of(client, 'ben', { hint: HINT }).bash('echo 1'), '1');
     });
     for (const { status } of await Promise.all(waiting)) assert.equal(status, 200);
+  }),
+
+  'code for an attached worker never runs here': since(TOKENS, async ({ client, tap }) => {
+    const attached = authorized('ann', { code_worker_id: 'w1' });
+    const worker = () => ({ ...attached(), 'X-LibreChat-Code-Worker-ID': 'w1' });
+    const functions = { noop: [{}, async () => 'done'] };
+    const conversation = client.conversation({ headers: worker, functions });
+    const calls = [
+      ['execute_code', { lang: 'py', code: 'print(1)' }],
+      ['bash_tool', { command: 'echo 1' }],
+      ['run_tools_with_code', { code: 'print(await noop())' }],
+      ['run_tools_with_bash', { code: 'noop "{}"' }],
+    ];
+    const messages = await conversation.turn(calls);
+    messages.forEach((message) => assertRefused(client, message, 409, 'unsupported'));
+    assert.equal(tap.of(client.version, '/exec').at(-1).answer.error, 'bridge_worker_mismatch');
+  }),
+
+  'code for an attached workspace never runs here': since('3.9.1', async ({ client, tap }) => {
+    const workspace = { workspaceId: 'w1', workspaceInstanceId: 'a'.repeat(64) };
+    const message = await of(client, 'ann', workspace).bash('echo 1');
+    assertRefused(client, message, 409, 'unsupported');
+    const { sent, answer } = tap.of(client.version, '/exec/programmatic').at(-1);
+    assert.deepEqual(sent.tools, []);
+    assert.equal(answer.error, 'bridge_worker_mismatch');
+  }),
+
+  'routes of the bridge do not exist, with and without a token': once(async ({ client }) => {
+    for (const host of [new Host(client), hostOf(client, 'ann')]) {
+      for (const path of ['/bridge/pairings', '/bridge/workers/w1/status', '/workspace-tools/execute']) {
+        const { status, json } = await host.post(path, {});
+        assert.equal(status, 404, path);
+        assert.ok(json !== undefined, path);
+      }
+    }
   }),
 };
