@@ -192,6 +192,23 @@ fn an_incomplete_upload_changes_nothing() {
     end(server);
 }
 
+/// A slow client holds its permit for as long as it sends.
+#[test]
+fn slow_transfers_leave_half_of_the_execs_to_processes() {
+    let tare = tare!();
+    let server = Server::start_configured(&tare, "[limits]\nexecs = 2\n");
+    let created = server.post("/v1/boxes", &json!({ "name": "web" })).was(201).json();
+    let id = created["id"].as_str().expect("an id");
+    let length = [("Content-Length", "1000")];
+    let slow = server.send("PUT", "/v1/boxes/web/files/work/f", &length, b"");
+    eventually("it is being written", || !tare.workload(id).is_empty());
+    get(&server, "etc/passwd").refused(503, "busy");
+    server.post("/v1/boxes/web/exec", &json!({ "command": ["true"] })).was(200);
+    drop(slow);
+    eventually("the upload has ended", || get(&server, "etc/passwd").status == 200);
+    end(server);
+}
+
 #[test]
 fn uploads_are_limited_and_a_full_box_gets_507() {
     let tare = tare!();

@@ -91,7 +91,8 @@ impl Charge {
     }
 }
 
-/// Returns whether a response is so small that the limit of connections bounds the memory of all.
+/// Returns whether a body is small. Small responses are not charged: their number is bounded by the
+/// limit of connections.
 pub fn is_small(length: u64) -> bool {
     length <= SMALL_BYTES
 }

@@ -248,6 +248,10 @@ impl Counted {
         Turn { _permit: permit, taken: Arc::clone(&self.taken) }
     }
 
+    pub fn most(&self) -> usize {
+        self.most
+    }
+
     pub fn taken(&self) -> usize {
         self.taken.load(Ordering::Relaxed)
     }

@@ -27,7 +27,7 @@ impl Streams {
                     .with_hint("close one, or raise [limits] streams")
             }
             NoShare::OfKey(most) => {
-                let message = format!("this key has {most} streams open, and may not have more");
+                let message = format!("limit reached: {most} streams for this key");
                 ServiceError::limited("quota_streams", message, RETRY_AFTER_S).with_hint(
                     "close one, or raise [limits] streams: a key may have half of those that \
                      other keys leave",

@@ -237,14 +237,15 @@ impl LibreChatConfig {
         }
     }
 
-    /// Whether other hosts can send requests without a credential.
-    pub fn is_open(&self, keys: &[Key], exposure: Exposure) -> bool {
+    /// Whether other hosts could send requests without a credential, although the operator does not
+    /// allow that. Such a server must not serve LibreChat's API.
+    pub fn lacks_authentication(&self, keys: &[Key], exposure: Exposure) -> bool {
         self.auth(keys) == Auth::None && !exposure.is_local() && !self.allow_anonymous
     }
 
     pub fn check(&self, keys: &[Key], listen: &Listen) -> Result<(), Error> {
         let wrong = |message: &str, hint: &str| Err(Error::bad_request(message).with_hint(hint));
-        if self.is_open(keys, listen.exposure()) {
+        if self.lacks_authentication(keys, listen.exposure()) {
             let message = format!("refusing to run code without authentication on {listen}");
             let hint = "under [librechat] say auth = \"key\" or \"jwt\", or allow_anonymous = true";
             return wrong(&message, hint);

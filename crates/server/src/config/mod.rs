@@ -217,13 +217,13 @@ impl Config {
 
     /// Checks what can be checked without the host.
     pub fn check(&self) -> Result<(), Error> {
-        let is_open = self.librechat.is_open(&self.keys, self.listen.exposure());
-        if self.keys.is_empty() && is_open {
+        let exposure = self.listen.exposure();
+        if self.keys.is_empty() && self.librechat.lacks_authentication(&self.keys, exposure) {
             let message = format!("refusing to listen on {} without an API key", self.listen);
             return Err(Error::bad_request(message)
                 .with_hint("give --api-key-file, or [[keys]] in the configuration"));
         }
-        self.check_host_network(self.listen.exposure())?;
+        self.check_host_network(exposure)?;
         self.limits.check()?;
         self.gauges.thresholds()?;
         self.admission.check()?;
@@ -235,8 +235,8 @@ impl Config {
     /// A box with the host's network reaches the host's loopback, and the API there.
     pub fn check_host_network(&self, exposure: Exposure) -> Result<(), Error> {
         let is_given = self.limits.host_network || self.librechat.boxes.host_network;
-        let needs_none = self.librechat.auth(&self.keys) == Auth::None;
-        if !is_given || !needs_none || exposure == Exposure::Socket {
+        let accepts_anonymous = self.librechat.auth(&self.keys) == Auth::None;
+        if !is_given || !accepts_anonymous || exposure == Exposure::Socket {
             return Ok(());
         }
         let message = "host_network gives boxes this API: set [[keys]] or listen on unix:PATH";

@@ -1,7 +1,8 @@
-//! Ends boxes, and reports those that do not end. No thread waits for a box to die:
+//! Ends boxes, and reports those that do not end. A thread waits at most a second for each step of
+//! an attempt. Between attempts only a task waits, on the keeper's pidfd:
 //!
 //! ```text
-//! one attempt (a thread, a second for each step) -> ended
+//! one attempt (a thread) -> ended
 //!        ^                \-> stuck, or busy -> wait for the keeper's pidfd (a task)
 //!        \------------------------------------------/  until the bound has passed
 //! ```

@@ -84,7 +84,8 @@ impl Service {
         let mut counted = CountedEnd { service: self.clone(), cause: Cause::ClientGone };
         let begun = tokio::time::timeout(STARTED_WITHIN, relay::started(&mut session)).await;
         let late = |_| {
-            ServiceError::unavailable("not_started", "the box did not start the process in time")
+            let message = format!("the box did not start the process within {STARTED_WITHIN:?}");
+            ServiceError::unavailable("not_started", message)
         };
         let terminal = begun.map_err(late).flatten();
         let terminal = terminal.inspect_err(|_| counted.cause = Cause::StartFailed)?;

@@ -225,8 +225,7 @@ impl Service {
     }
 }
 
-/// Decides which boxes a caller can use, as the only place that does. For a caller, boxes of other
-/// tenants do not exist.
+/// Finds a box among those that the caller sees. For a caller, boxes of other tenants do not exist.
 fn find(engine: &Engine, caller: &Caller, reference: &str) -> Result<BoxId, Error> {
     engine.find_in(&caller.scope(), reference)
 }

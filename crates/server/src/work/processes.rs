@@ -46,7 +46,7 @@ pub struct ExecProcess {
     end: Mutex<Option<Exited>>,
 }
 
-/// The right to transfer a file from or to a slow client. No process runs meanwhile.
+/// The right to transfer a file between a client, which may be slow, and a box or the file store.
 #[derive(Debug)]
 pub struct TransferPermit {
     _running: Turn,
@@ -88,28 +88,27 @@ impl Processes {
     pub fn new(running_max: usize) -> Self {
         Self {
             running: Counted::new(running_max),
-            transfers: Arc::new(Semaphore::new((running_max / 2).max(1))),
+            transfers: Arc::new(Semaphore::new(transfers_max(running_max))),
             remembered: Mutex::default(),
         }
     }
 
     /// Returns the right to run one process.
     pub fn permit(&self) -> Result<Turn, ServiceError> {
-        let permit = self.running.take();
-        permit.ok_or_else(|| {
-            busy("server busy: as many processes run in boxes as [limits] execs allows")
+        self.running.take().ok_or_else(|| {
+            let most = self.running.most();
+            busy(format!("{most} processes run in boxes, the limit set by [limits] execs"))
         })
     }
 
-    /// Returns the right to transfer one file. Half of the permits are left to processes,
-    /// however many clients are slow.
+    /// Returns the right to transfer one file. Every transfer takes one, so half of the permits are
+    /// left to processes, however many clients are slow.
     pub fn transfer(&self) -> Result<TransferPermit, ServiceError> {
-        let share = Arc::clone(&self.transfers).try_acquire_owned();
-        Ok(TransferPermit {
-            _share: share
-                .map_err(|_| busy("server busy: half of [limits] execs are used for files"))?,
-            _running: self.permit()?,
-        })
+        let share = Arc::clone(&self.transfers).try_acquire_owned().map_err(|_| {
+            let most = transfers_max(self.running.most());
+            busy(format!("{most} files are being transferred, half of [limits] execs"))
+        })?;
+        Ok(TransferPermit { _running: self.permit()?, _share: share })
     }
 
     /// Returns when no process runs.
@@ -224,8 +223,12 @@ impl ExecProcess {
     }
 }
 
-fn busy(message: &str) -> ServiceError {
-    ServiceError::unavailable("busy", message)
+fn transfers_max(running_max: usize) -> usize {
+    (running_max / 2).max(1)
+}
+
+fn busy(why: String) -> ServiceError {
+    ServiceError::unavailable("busy", format!("server busy: {why}"))
         .with_hint("try again, or raise [limits] execs in the configuration")
 }
 

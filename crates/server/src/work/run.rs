@@ -280,7 +280,7 @@ impl Steps {
                 self.progress.set(format!("starting the box: its keeper is in {call}"));
             }
         }
-        ServiceError::internal("the box was not made in time")
+        ServiceError::internal(format!("the box was not created within {CREATE_TIMEOUT:?}"))
     }
 
     /// Passes input and output until the command ends.
@@ -322,8 +322,8 @@ impl Steps {
         let failed = match self.unless_interrupted(limited).await {
             Ok(Ok(copied)) => return Ok(copied?),
             Ok(Err(_elapsed)) => {
-                let message = "the box did not copy its files in time";
-                ServiceError::invalid("files_stalled", message).into()
+                let message = format!("the box did not copy its files within {COPY_TIMEOUT:?}");
+                ServiceError::conflict("files_stalled", message).into()
             }
             Err(failed) => failed,
         };

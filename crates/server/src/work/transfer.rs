@@ -11,11 +11,12 @@ use tare_engine::{BoxId, Copy, Engine, Error, PathKind};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use crate::admission::{Caller, Turn};
+use crate::admission::Caller;
 use crate::error::ServiceError;
 use crate::fd;
 use crate::work::Service;
 use crate::work::file_error::file_error;
+use crate::work::processes::TransferPermit;
 
 /// A file or a directory of a box.
 #[derive(Debug, PartialEq, Eq)]
@@ -127,7 +128,7 @@ impl Service {
         file: BoxFile,
         open: impl FnOnce(&Engine, &BoxId, &Path) -> Result<T, Error> + Send + 'static,
     ) -> Result<(Transfer, T), ServiceError> {
-        let permit = self.processes.permit()?;
+        let permit = self.processes.transfer()?;
         let id = self.find(caller, &file.reference).await?;
         let of = id.clone();
         let open = move |engine: &Engine| Ok(open(engine, &of, &file.path));
@@ -143,7 +144,7 @@ struct Transfer {
     service: Service,
     caller: Caller,
     id: BoxId,
-    _permit: Turn,
+    _permit: TransferPermit,
 }
 
 impl Transfer {

@@ -119,7 +119,7 @@ impl Authenticator<'_> {
     /// Without a credential, only the `Host` header distinguishes a web page from other clients.
     fn anonymous(&self, headers: &HeaderMap, tenant: &str) -> Result<Identified, ServiceError> {
         let librechat = &self.config.librechat;
-        if librechat.is_open(&self.config.keys, self.served.reach) {
+        if librechat.lacks_authentication(&self.config.keys, self.served.reach) {
             return Err(unauthorized("API key is required"));
         }
         auth::check_host(headers, self.config, self.served)?;
