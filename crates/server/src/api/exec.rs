@@ -81,6 +81,7 @@ pub struct ExecResult {
     /// Why the process ended.
     #[schema(value_type = String)]
     pub cause: Cause,
+    /// That of a run includes the creation and the removal of its box.
     pub duration_ms: u64,
 }
 
@@ -201,7 +202,7 @@ impl TerminalSize {
 }
 
 impl ExecResult {
-    fn new(output: RunOutput, encoding: Encoding) -> Self {
+    pub fn new<T>(output: RunOutput<T>, encoding: Encoding) -> Self {
         let duration_ms = output.duration_ms();
         let RunOutput { end, stdout, stderr, .. } = output;
         Self {

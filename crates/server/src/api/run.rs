@@ -7,11 +7,12 @@ use axum::extract::{Extension, State};
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
+use tare_engine::ExecSpec;
 use tare_engine::spec::defaults::HOME;
-use tare_engine::{Cause, ExecSpec};
 use utoipa::ToSchema;
 
 use crate::admission::Caller;
+use crate::api::exec::ExecResult;
 use crate::api::openapi::{ARGUMENTS_MAX, VARIABLES_MAX};
 use crate::api::stream;
 use crate::config::Config;
@@ -85,21 +86,10 @@ pub struct FileGiven {
 pub struct RunResult {
     /// The id of the box, which no longer exists.
     pub id: String,
-    /// The command's own code, 128+N after signal N, 124 after the timeout.
-    pub exit_code: u8,
-    /// The signal that ended the command.
-    pub signal: Option<i32>,
-    pub stdout: String,
-    pub stderr: String,
-    /// Whether output is missing because it exceeded the limit.
-    pub truncated: bool,
-    /// Why the command ended.
-    #[schema(value_type = String)]
-    pub cause: Cause,
+    #[serde(flatten)]
+    pub command: ExecResult,
     /// Whether the kernel killed a process of the box because of its memory limit.
     pub oom: bool,
-    /// Includes the creation and the removal of the box.
-    pub duration_ms: u64,
     pub files: Vec<FileReturned>,
 }
 
@@ -220,9 +210,7 @@ impl FileGiven {
 }
 
 impl RunResult {
-    fn new(output: RunOutput<Vec<OutputFile>>, encoding: Encoding) -> Self {
-        let duration_ms = output.duration_ms();
-        let RunOutput { end, stdout, stderr, .. } = output;
+    fn new(mut output: RunOutput<Vec<OutputFile>>, encoding: Encoding) -> Self {
         let file = |file: OutputFile| FileReturned {
             path: file.path,
             size_bytes: file.content.len() as u64,
@@ -230,15 +218,9 @@ impl RunResult {
         };
         Self {
             id: output.id.to_string(),
-            exit_code: end.code(),
-            signal: end.signal(),
-            cause: end.cause,
-            truncated: stdout.truncated || stderr.truncated,
-            stdout: encoding.whole(stdout.bytes),
-            stderr: encoding.whole(stderr.bytes),
-            oom: end.oom,
-            duration_ms,
-            files: output.collected.into_iter().flatten().map(file).collect(),
+            oom: output.end.oom,
+            files: output.collected.take().into_iter().flatten().map(file).collect(),
+            command: ExecResult::new(output, encoding),
         }
     }
 }
