@@ -37,6 +37,12 @@ impl Exposure {
     }
 }
 
+impl Default for Listen {
+    fn default() -> Self {
+        Self::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)))
+    }
+}
+
 impl Listen {
     pub fn exposure(&self) -> Exposure {
         match self {

@@ -10,7 +10,6 @@ pub mod librechat;
 mod listen;
 mod units;
 
-use std::net::SocketAddr;
 use std::path::Path;
 
 use serde::{Deserialize, Deserializer};
@@ -26,7 +25,7 @@ pub use crate::config::listen::{Exposure, Listen};
 pub use crate::config::units::{ByteSize, Period};
 use crate::error::in_plain_words;
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     pub listen: Listen,
@@ -158,26 +157,6 @@ pub enum LogFormat {
     #[default]
     Human,
     Json,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            listen: Listen::Tcp(SocketAddr::from(([127, 0, 0, 1], 8080))),
-            allowed_hosts: Vec::new(),
-            allowed_origins: Vec::new(),
-            keys: Vec::new(),
-            limits: Limits::default(),
-            files: FilesConfig::default(),
-            gauges: Levels::default(),
-            admission: PromisedShares::default(),
-            boxes: Boxes::default(),
-            languages: Languages::default(),
-            hooks: HookConfig::default(),
-            librechat: LibreChatConfig::default(),
-            log: LogFormat::default(),
-        }
-    }
 }
 
 impl Default for Limits {
