@@ -222,8 +222,9 @@ pub struct Counted {
 /// One permit, until it is dropped.
 #[derive(Debug)]
 pub struct Turn {
+    /// Dropped first: when [`Counted::all`] returns, no permit counts as taken.
+    _taken: Counting,
     _permit: OwnedSemaphorePermit,
-    taken: Arc<AtomicUsize>,
 }
 
 impl Counted {
@@ -244,8 +245,7 @@ impl Counted {
     }
 
     fn turn(&self, permit: OwnedSemaphorePermit) -> Turn {
-        self.taken.fetch_add(1, Ordering::Relaxed);
-        Turn { _permit: permit, taken: Arc::clone(&self.taken) }
+        Turn { _taken: Counting::begin(&self.taken), _permit: permit }
     }
 
     pub fn most(&self) -> usize {
@@ -264,17 +264,11 @@ impl Counted {
     }
 }
 
-impl Drop for Turn {
-    fn drop(&mut self) {
-        self.taken.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 /// Runs that are active, and those that wait for their turn.
 #[derive(Debug)]
 struct RunQueue {
     turns: Counted,
-    waiting: AtomicUsize,
+    waiting: Arc<AtomicUsize>,
     waiting_max: usize,
 }
 
@@ -282,7 +276,7 @@ impl RunQueue {
     fn new(limits: &Limits) -> Self {
         Self {
             turns: Counted::new(limits.runs),
-            waiting: AtomicUsize::new(0),
+            waiting: Arc::default(),
             waiting_max: limits.runs_waiting,
         }
     }
@@ -291,7 +285,7 @@ impl RunQueue {
         if let Some(one) = self.turns.take() {
             return Ok(one);
         }
-        let waiting = Waiting::begin(&self.waiting);
+        let waiting = Counting::begin(&self.waiting);
         if waiting.before >= self.waiting_max {
             let message = format!(
                 "server busy: {} runs are active, and {} wait",
@@ -304,20 +298,21 @@ impl RunQueue {
     }
 }
 
-/// A run that waits, until it is dropped.
-struct Waiting<'a> {
-    count: &'a AtomicUsize,
-    /// How many waited before it.
+/// Counts as one until it is dropped.
+#[derive(Debug)]
+struct Counting {
+    count: Arc<AtomicUsize>,
+    /// The count without this one.
     before: usize,
 }
 
-impl<'a> Waiting<'a> {
-    fn begin(count: &'a AtomicUsize) -> Self {
-        Self { count, before: count.fetch_add(1, Ordering::Relaxed) }
+impl Counting {
+    fn begin(count: &Arc<AtomicUsize>) -> Self {
+        Self { before: count.fetch_add(1, Ordering::Relaxed), count: Arc::clone(count) }
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for Counting {
     fn drop(&mut self) {
         self.count.fetch_sub(1, Ordering::Relaxed);
     }

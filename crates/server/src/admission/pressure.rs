@@ -22,7 +22,7 @@ use crate::admission::descriptors::DescriptorBudget;
 use crate::admission::measurement::{Measurement, Meter, does_not_fit, refused};
 use crate::admission::places::{Place, Places, Taken, UseOfBoxes};
 use crate::admission::promise::{self, Party, Promise, check_fit};
-use crate::admission::{Waiting, Work};
+use crate::admission::{Counting, Work};
 use crate::config::current::CurrentConfig;
 use crate::error::ServiceError;
 
@@ -47,7 +47,7 @@ struct Shared {
     /// Held by the run that is next to get room.
     next_run: tokio::sync::Mutex<()>,
     /// Runs that wait for room.
-    runs_waiting: AtomicUsize,
+    runs_waiting: Arc<AtomicUsize>,
 }
 
 /// Why a box gets no place.
@@ -76,7 +76,7 @@ impl Pressure {
             config,
             places,
             next_run: tokio::sync::Mutex::default(),
-            runs_waiting: AtomicUsize::new(0),
+            runs_waiting: Arc::default(),
         }));
         let shared = Arc::clone(&pressure.0);
         let thread = std::thread::Builder::new().name("gauges".into());
@@ -147,7 +147,7 @@ impl Pressure {
         mut measured: Arc<Measurement>,
         promise: Promise,
     ) -> Result<Place, ServiceError> {
-        let _waiting = Waiting::begin(&self.0.runs_waiting);
+        let _waiting = Counting::begin(&self.0.runs_waiting);
         let _next = self.0.next_run.lock().await;
         loop {
             match self.take_place(&measured, Work::Run, promise) {
