@@ -13,7 +13,7 @@
 
 use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
@@ -69,12 +69,17 @@ impl Workers {
 
 fn work(calls: &Mutex<Receiver<Call>>) {
     loop {
-        let call = calls.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let call = locked(calls).recv();
         match call {
             Ok(call) => call(),
             Err(_no_workers_left) => return,
         }
     }
+}
+
+/// Locks a mutex. A thread that panicked with the lock does not make the value unusable.
+pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The threads that create boxes.

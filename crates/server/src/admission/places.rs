@@ -2,13 +2,14 @@
 //! promised.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use tare_engine::{BoxId, Engine, GaugedUse};
 use tokio::sync::Notify;
 
 use crate::admission::Work;
 use crate::admission::promise::{Party, Promise};
+use crate::workers::locked;
 
 /// What each existing box uses.
 pub type UseOfBoxes = BTreeMap<PlaceNumber, GaugedUse>;
@@ -51,7 +52,7 @@ pub struct Place {
 impl Places {
     /// Locks the places, so that a check and a [`Places::take`] after it are one step.
     pub fn lock(&self) -> MutexGuard<'_, Taken> {
-        self.0.taken.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0.taken)
     }
 
     /// Takes a place for a box. `id` is `None` if the box is still to be created.

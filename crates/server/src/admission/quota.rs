@@ -4,7 +4,7 @@
 //! its creation until its end was observed.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use tare_engine::spec::quantity;
@@ -12,6 +12,7 @@ use tare_engine::spec::quantity;
 use crate::admission::{Caller, Need, Work};
 use crate::config::{ByteSize, Config, Key};
 use crate::error::ServiceError;
+use crate::workers::locked;
 
 /// How many stops of one key may wait at once. Each has a connection and a pidfd.
 const STOPS_MAX: usize = 64;
@@ -107,7 +108,7 @@ impl Quotas {
     }
 
     fn accounts(&self) -> MutexGuard<'_, HashMap<String, Account>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0)
     }
 }
 

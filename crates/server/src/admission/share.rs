@@ -4,7 +4,9 @@
 //! all, the next one a quarter, and so on. So a key that comes later finds a part too.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::workers::locked;
 
 /// Returns how much one key may hold while the others hold `of_others`.
 pub fn share_of_a_key(most: u64, of_others: u64, keys: usize) -> u64 {
@@ -54,7 +56,7 @@ impl Shared {
     }
 
     fn lock(&self) -> MutexGuard<'_, Held> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0)
     }
 }
 

@@ -2,7 +2,7 @@
 //! what it holds until its response is sent.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
@@ -21,6 +21,7 @@ use crate::error::ServiceError;
 use crate::http::error::{self, ReportedError};
 use crate::http::{Http, listen};
 use crate::telemetry::LogEvent;
+use crate::workers::locked;
 
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -98,7 +99,7 @@ impl RequestContext {
     }
 
     fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.held)
     }
 
     /// Returns what the request holds, and holds the memory of its response, unless that is a

@@ -5,11 +5,12 @@ use std::time::Duration;
 use tare_engine::Timestamp;
 
 use crate::error::ServiceError;
+use crate::store::Store;
 use crate::store::id::Id;
 use crate::store::object::Object;
 use crate::store::quota::Usage;
 use crate::store::session_files::SessionFiles;
-use crate::store::{Store, locked};
+use crate::workers::locked;
 
 /// A sweep reads every record, so there are few sweeps in the life of a file.
 const SWEEPS_PER_TTL: u32 = 48;

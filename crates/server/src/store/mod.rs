@@ -31,7 +31,7 @@ mod session_files;
 use std::fs::File;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tare_engine::Timestamp;
@@ -45,6 +45,7 @@ pub use crate::store::new_file::NewFile;
 pub use crate::store::object::{Meta, Object, Origin};
 use crate::store::owner::Owner;
 use crate::store::quota::Usage;
+use crate::workers::locked;
 
 #[derive(Debug)]
 pub struct Store {
@@ -197,10 +198,6 @@ impl Store {
     fn changing(&self) -> MutexGuard<'_, ()> {
         locked(&self.changing)
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::config::current::CurrentConfig;
 use crate::error::ServiceError;
-use crate::store::{Object, Store, locked};
-use crate::workers::Workers;
+use crate::store::{Object, Store};
+use crate::workers::{Workers, locked};
 
 /// The store of this server, open or not. Cheap to clone.
 #[derive(Debug, Clone)]

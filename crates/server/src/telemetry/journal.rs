@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use serde_json::{Map, Value};
 use tare_engine::Timestamp;
@@ -12,6 +12,7 @@ use crate::config::LogFormat;
 use crate::telemetry::event::LogEvent;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::writer::Writer;
+use crate::workers::locked;
 
 /// Longer values are cut, so that no client can write a long line.
 const FIELD_CHARACTERS_MAX: usize = 1000;
@@ -59,7 +60,7 @@ impl Journal {
 
     /// Records each of the engine's notes once, however many boxes have it.
     pub fn record_box_notes(&self, notes: &[String]) {
-        let mut known = self.box_notes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = locked(&self.box_notes);
         for note in notes {
             if known.insert(note.clone()) {
                 self.record(&LogEvent::BoxNote { note });

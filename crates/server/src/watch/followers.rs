@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use tare_engine::Context as _;
 use tare_engine::logs::Logs;
@@ -17,6 +17,7 @@ use tokio::sync::watch;
 
 use crate::error::ServiceError;
 use crate::fd;
+use crate::workers::locked;
 
 /// Creates the inotify instance for the first follower, because the host may have none left.
 #[derive(Debug, Default)]
@@ -63,7 +64,7 @@ impl Followers {
     }
 
     fn shared(&self) -> io::Result<Arc<Shared>> {
-        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = locked(&self.0);
         if let Some(shared) = &*held {
             return Ok(Arc::clone(shared));
         }
@@ -101,7 +102,7 @@ impl Shared {
     }
 
     fn files(&self) -> MutexGuard<'_, HashMap<Mark, File>> {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.files)
     }
 }
 

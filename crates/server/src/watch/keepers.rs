@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use tare_engine::{BoxId, Keeper};
 use tokio::runtime::Handle;
@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 
 use crate::admission::Admitted;
 use crate::fd;
+use crate::workers::locked;
 
 #[derive(Debug)]
 pub struct KeeperWatch {
@@ -64,7 +65,7 @@ impl KeeperWatch {
     }
 
     fn running(&self) -> MutexGuard<'_, HashMap<BoxId, Option<Admitted>>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.running)
     }
 }
 

@@ -4,7 +4,7 @@
 //! call that waits for its turn holds no thread.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use tare_engine::BoxId;
 use tokio::sync::oneshot;
@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 use crate::admission::Caller;
 use crate::admission::share::share_of_a_key;
 use crate::error::ServiceError;
+use crate::workers::locked;
 
 /// How many calls into one box may be made at once.
 const CALLS_OF_A_BOX: usize = 3;
@@ -115,7 +116,7 @@ impl BoxCalls {
     }
 
     fn lock(&self) -> MutexGuard<'_, Calls> {
-        self.0.calls.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0.calls)
     }
 }
 

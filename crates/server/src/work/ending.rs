@@ -11,7 +11,7 @@
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use tare_engine::{
@@ -24,6 +24,7 @@ use crate::error::{STUCK, ServiceError};
 use crate::fd;
 use crate::telemetry::{LogEvent, OfBox};
 use crate::work::Service;
+use crate::workers::locked;
 
 /// How long a box may take to die before a request reports that it is stuck.
 pub const ENDED_WITHIN: Duration = Duration::from_secs(10);
@@ -159,6 +160,6 @@ impl StuckBoxes {
     }
 
     fn known(&self) -> MutexGuard<'_, HashSet<BoxId>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0)
     }
 }

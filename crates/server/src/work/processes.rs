@@ -4,7 +4,7 @@
 //! the next server does not know them.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use tare_engine::spec::command;
@@ -15,6 +15,7 @@ use crate::admission::{Counted, Turn};
 use crate::error::ServiceError;
 use crate::work::recent_output::RecentOutput;
 use crate::work::relay::ProcessControl;
+use crate::workers::locked;
 
 /// How many detached processes are remembered, running or ended.
 const REMEMBERED_MAX: usize = 512;
@@ -152,7 +153,7 @@ impl Processes {
     }
 
     fn remembered(&self) -> MutexGuard<'_, HashMap<String, Arc<ExecProcess>>> {
-        self.remembered.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.remembered)
     }
 }
 
@@ -203,22 +204,22 @@ impl ExecProcess {
     }
 
     pub fn end(&self) -> Option<Exited> {
-        *self.end.lock().unwrap_or_else(PoisonError::into_inner)
+        *locked(&self.end)
     }
 
     pub fn ended(&self, end: End) {
         let end = Exited { end, at: Timestamp::now(), since: Instant::now() };
-        *self.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
+        *locked(&self.end) = Some(end);
         self.close_input();
         self.output.end();
     }
 
     pub fn input(&self) -> Option<mpsc::Sender<Vec<u8>>> {
-        self.input.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        locked(&self.input).clone()
     }
 
     pub fn close_input(&self) {
-        let mut input = self.input.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut input = locked(&self.input);
         *input = None;
     }
 }

@@ -2,11 +2,12 @@
 //! the oldest bytes and learns how many.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use tokio::sync::watch;
 
 use crate::work::output::{CHUNK_BYTES, Chunk};
+use crate::workers::locked;
 
 /// How much of the output is kept.
 pub const KEPT_BYTES_MAX: usize = 256 << 10;
@@ -115,7 +116,7 @@ impl RecentOutput {
     }
 
     fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.held)
     }
 }
 

@@ -2,13 +2,14 @@
 
 use std::borrow::Cow;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tare_engine::spec::{Spec, command, name};
 use tare_engine::{End, Error, ExecSpec, RUN_LABEL, Stdin};
 
 use crate::work::files::{BoxFiles, InputFile};
 use crate::work::output::PastLimit;
+use crate::workers::locked;
 
 /// One command, the box it needs, and the files that go with it.
 pub struct RunRequest<T> {
@@ -83,11 +84,11 @@ impl Default for Progress {
 
 impl Progress {
     pub fn set(&self, step: impl Into<Cow<'static, str>>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = step.into();
+        *locked(&self.0) = step.into();
     }
 
     pub fn text(&self) -> String {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone().into_owned()
+        locked(&self.0).clone().into_owned()
     }
 }
 
