@@ -16,10 +16,10 @@ use crate::work::Service;
 
 /// Cheap to clone: one for each request.
 #[derive(Debug, Clone)]
-pub struct AppState(Arc<Parts>);
+pub struct AppState(Arc<AppParts>);
 
 #[derive(Debug)]
-pub struct Parts {
+pub struct AppParts {
     pub service: Service,
     pub http: Http,
     pub hook: Hook,
@@ -46,7 +46,7 @@ impl AppState {
         files: Files,
         reloads: mpsc::Sender<ReloadRequest>,
     ) -> Self {
-        Self(Arc::new(Parts {
+        Self(Arc::new(AppParts {
             service,
             http,
             hook: Hook::default(),
@@ -85,15 +85,15 @@ impl FromRef<AppState> for Http {
 }
 
 impl Deref for AppState {
-    type Target = Parts;
+    type Target = AppParts;
 
-    fn deref(&self) -> &Parts {
+    fn deref(&self) -> &AppParts {
         &self.0
     }
 }
 
 /// Everything that an API does to boxes goes through the service.
-impl Deref for Parts {
+impl Deref for AppParts {
     type Target = Service;
 
     fn deref(&self) -> &Service {

@@ -128,8 +128,9 @@ fn admitted(engine: &Engine, app: &AppState, one: &Status) -> Admitted {
 /// Finishes and reports each box whose keeper has ended.
 pub async fn report_ends(app: AppState, mut ended: mpsc::Receiver<BoxId>) {
     while let Some(id) = ended.recv().await {
-        let of = id.clone();
-        let looked = app.call(move |engine| Ok((engine.status(&of)?, engine.is_kept(&of)?))).await;
+        let ended = id.clone();
+        let looked =
+            app.call(move |engine| Ok((engine.status(&ended)?, engine.is_kept(&ended)?))).await;
         match looked {
             Ok((status, is_kept)) if is_kept || status.state != State::Exited => {
                 report_end(&app, &status);
@@ -145,7 +146,7 @@ fn report_end(app: &AppState, status: &Status) {
         app.sweep_wanted.notify_one();
     }
     app.journal.record(&LogEvent::BoxEnded {
-        of: OfBox { box_id: status.id.as_str(), key: status.key.as_deref(), request_id: None },
+        of_box: OfBox { box_id: status.id.as_str(), key: status.key.as_deref(), request_id: None },
         exit_code: status.exit_code,
         cause: status.cause,
     });
@@ -156,18 +157,18 @@ fn report_end(app: &AppState, status: &Status) {
 async fn report_removed(app: AppState, id: BoxId) {
     let until = Instant::now() + ENDED_WITHIN;
     let is_there = || {
-        let of = id.clone();
-        app.call(move |engine| engine.status(&of))
+        let id = id.clone();
+        app.call(move |engine| engine.status(&id))
     };
     while is_there().await.is_ok() && Instant::now() < until {
         tokio::time::sleep(TRY_AGAIN).await;
     }
-    let (of, box_id) = (id.clone(), id.as_str());
-    let removed = app.call(move |engine| Ok(engine.removed(&of))).await;
+    let (removed_id, box_id) = (id.clone(), id.as_str());
+    let removed = app.call(move |engine| Ok(engine.removed(&removed_id))).await;
     if let Ok(Some(RemovedBox { end, key, is_requested: false })) = removed {
-        let of = OfBox { box_id, key: key.as_deref(), request_id: None };
+        let of_box = OfBox { box_id, key: key.as_deref(), request_id: None };
         let (exit_code, cause) = (end.map(|end| end.code()), end.map(|end| end.cause));
-        app.journal.record(&LogEvent::BoxEnded { of, exit_code, cause });
-        app.journal.record(&LogEvent::BoxRemoved(of));
+        app.journal.record(&LogEvent::BoxEnded { of_box, exit_code, cause });
+        app.journal.record(&LogEvent::BoxRemoved(of_box));
     }
 }

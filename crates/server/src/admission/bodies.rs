@@ -6,22 +6,22 @@
 
 use tare_engine::spec::quantity;
 
-use crate::admission::share::{NoShare, Share, Shared};
+use crate::admission::share::{NoShare, Share, SharedAmount};
 use crate::config::Config;
 use crate::error::{Kind, ServiceError};
 
 /// A body up to this size may use the whole budget, a larger one all but a part of it. So there is
 /// memory for ordinary requests after large ones have used up theirs.
 const SMALL_BYTES: u64 = 16 << 10;
-/// The part of the budget that is for small bodies alone.
-const SMALL_SHARE: u64 = 16;
+/// One sixteenth of the budget is for small bodies alone.
+const SMALL_SHARE_DIVISOR: u64 = 16;
 /// The most memory that one value of a list or an object takes once it is parsed, beside its
 /// bytes: an entry of a map with two short texts, twice while it is converted.
 const VALUE_BYTES: u64 = 256;
 
 /// The memory that all bodies use now. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub struct Bodies(Shared);
+pub struct Bodies(SharedAmount);
 
 /// The memory that one body uses, until this is dropped.
 #[derive(Debug, Default)]
@@ -70,7 +70,7 @@ impl Charge {
         let most = if is_small(length as u64) {
             self.budget
         } else {
-            self.budget - self.budget / SMALL_SHARE
+            self.budget - self.budget / SMALL_SHARE_DIVISOR
         };
         let largest = self.share.largest(most);
         self.share.resize(bytes, most).map_err(|refused| match refused {
@@ -170,7 +170,7 @@ mod tests {
     fn a_small_body_finds_room_where_large_ones_filled_their_share() {
         let bodies = Bodies::default();
         let mut large = charged(&bodies);
-        let share = BUDGET - BUDGET / SMALL_SHARE;
+        let share = BUDGET - BUDGET / SMALL_SHARE_DIVISOR;
         large.hold(share, LARGE).expect("its share");
         let mut another = charged(&bodies);
         assert!(another.hold(1, LARGE).is_err());

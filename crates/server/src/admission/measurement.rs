@@ -10,7 +10,7 @@ use tare_engine::{Level, Reading, Thresholds};
 
 use crate::admission::Work;
 use crate::admission::places::{Places, UseOfBoxes};
-use crate::admission::promise::{NoFit, Party, Promise, check_fit};
+use crate::admission::promise::{LiveBox, NoFit, Promise, check_fit};
 use crate::error::ServiceError;
 
 /// The most descriptors that a box takes during its creation.
@@ -124,17 +124,16 @@ impl Meter {
     /// Returns whether it matters what each box uses: one more box, as large as the largest, would
     /// not fit if all promises were added to what is used.
     fn is_tight(&self, places: &Places, thresholds: &Thresholds) -> bool {
-        let parties = places.lock().parties(&UseOfBoxes::new());
-        let largest = |part: fn(&Promise) -> u64| {
-            parties.iter().map(|it| part(&it.promise)).max().unwrap_or(0)
-        };
+        let boxes = places.lock().live_boxes(&UseOfBoxes::new());
+        let largest =
+            |part: fn(&Promise) -> u64| boxes.iter().map(|it| part(&it.promise)).max().unwrap_or(0);
         let promise =
             Promise { pids: largest(|it| it.pids), memory_bytes: largest(|it| it.memory_bytes) };
         let fits = |work| {
-            let new = Party { work, promise, used: GaugedUse::default() };
-            check_fit(self.gauges.limits(), thresholds, &parties, &new).is_ok()
+            let new = LiveBox { work, promise, used: GaugedUse::default() };
+            check_fit(self.gauges.limits(), thresholds, &boxes, &new).is_ok()
         };
-        !(parties.is_empty() || (fits(Work::Run) && fits(Work::Box)))
+        !(boxes.is_empty() || (fits(Work::Run) && fits(Work::Box)))
     }
 
     fn measurement(&self, used: UseOfBoxes) -> Measurement {

@@ -8,7 +8,7 @@ use tare_engine::{BoxId, Engine, GaugedUse};
 use tokio::sync::Notify;
 
 use crate::admission::Work;
-use crate::admission::promise::{Party, Promise};
+use crate::admission::promise::{LiveBox, Promise};
 use crate::workers::locked;
 
 /// What each existing box uses.
@@ -18,24 +18,24 @@ pub type PlaceNumber = u64;
 
 /// Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub struct Places(Arc<Shared>);
+pub struct Places(Arc<PlaceTable>);
 
 #[derive(Debug, Default)]
-struct Shared {
-    taken: Mutex<Taken>,
+struct PlaceTable {
+    taken: Mutex<TakenPlaces>,
     /// Notified when a place is free again.
     released: Notify,
 }
 
 /// The places that are taken.
 #[derive(Debug, Default)]
-pub struct Taken {
-    boxes: BTreeMap<PlaceNumber, Occupant>,
+pub struct TakenPlaces {
+    boxes: BTreeMap<PlaceNumber, PlacedBox>,
     next: PlaceNumber,
 }
 
 #[derive(Debug)]
-struct Occupant {
+struct PlacedBox {
     work: Work,
     promise: Promise,
     /// `None` while the box is being created.
@@ -45,28 +45,28 @@ struct Occupant {
 /// The place of one box, until it is dropped.
 #[derive(Debug)]
 pub struct Place {
-    of: Places,
+    places: Places,
     number: PlaceNumber,
 }
 
 impl Places {
     /// Locks the places, so that a check and a [`Places::take`] after it are one step.
-    pub fn lock(&self) -> MutexGuard<'_, Taken> {
+    pub fn lock(&self) -> MutexGuard<'_, TakenPlaces> {
         locked(&self.0.taken)
     }
 
     /// Takes a place for a box. `id` is `None` if the box is still to be created.
     pub fn take(
         &self,
-        taken: &mut Taken,
+        taken: &mut TakenPlaces,
         work: Work,
         promise: Promise,
         id: Option<BoxId>,
     ) -> Place {
         let number = taken.next;
         taken.next += 1;
-        taken.boxes.insert(number, Occupant { work, promise, id });
-        Place { of: self.clone(), number }
+        taken.boxes.insert(number, PlacedBox { work, promise, id });
+        Place { places: self.clone(), number }
     }
 
     /// Returns when a place is free again.
@@ -84,7 +84,7 @@ impl Places {
     }
 }
 
-impl Taken {
+impl TakenPlaces {
     pub fn count(&self) -> u64 {
         self.boxes.len() as u64
     }
@@ -95,28 +95,28 @@ impl Taken {
     }
 
     /// Returns all boxes, with what each uses if that is known.
-    pub fn parties(&self, used: &UseOfBoxes) -> Vec<Party> {
-        let party = |(number, it): (&PlaceNumber, &Occupant)| Party {
+    pub fn live_boxes(&self, used: &UseOfBoxes) -> Vec<LiveBox> {
+        let live_box = |(number, it): (&PlaceNumber, &PlacedBox)| LiveBox {
             work: it.work,
             promise: it.promise,
             used: used.get(number).copied().unwrap_or_default(),
         };
-        self.boxes.iter().map(party).collect()
+        self.boxes.iter().map(live_box).collect()
     }
 }
 
 impl Place {
     /// The box is created: from now on, measurements contain its descriptors and what it uses.
     pub fn made(&mut self, id: &BoxId) {
-        if let Some(occupant) = self.of.lock().boxes.get_mut(&self.number) {
-            occupant.id.get_or_insert_with(|| id.clone());
+        if let Some(placed) = self.places.lock().boxes.get_mut(&self.number) {
+            placed.id.get_or_insert_with(|| id.clone());
         }
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.of.lock().boxes.remove(&self.number);
-        self.of.0.released.notify_one();
+        self.places.lock().boxes.remove(&self.number);
+        self.places.0.released.notify_one();
     }
 }

@@ -20,8 +20,8 @@ use tokio::sync::{mpsc, watch};
 
 use crate::admission::descriptors::DescriptorBudget;
 use crate::admission::measurement::{Measurement, Meter, does_not_fit, refused};
-use crate::admission::places::{Place, Places, Taken, UseOfBoxes};
-use crate::admission::promise::{self, Party, Promise, check_fit};
+use crate::admission::places::{Place, Places, TakenPlaces, UseOfBoxes};
+use crate::admission::promise::{self, LiveBox, Promise, check_fit};
 use crate::admission::{Counting, Work};
 use crate::config::current::CurrentConfig;
 use crate::error::ServiceError;
@@ -35,10 +35,10 @@ const FRESH_WITHIN: Duration = Duration::from_secs(1);
 
 /// Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Pressure(Arc<Shared>);
+pub struct Pressure(Arc<PressureState>);
 
 #[derive(Debug)]
-struct Shared {
+struct PressureState {
     measured: watch::Sender<Arc<Measurement>>,
     /// Makes the thread measure.
     wanted: SyncSender<()>,
@@ -70,7 +70,7 @@ impl Pressure {
         let settings = settings(&config);
         let (mut meter, places) = (Meter::open(engine, settings)?, Places::default());
         let (first, _) = meter.measure(&places, settings);
-        let pressure = Self(Arc::new(Shared {
+        let pressure = Self(Arc::new(PressureState {
             measured: watch::Sender::new(Arc::new(first)),
             wanted,
             config,
@@ -98,8 +98,8 @@ impl Pressure {
 
     /// What live boxes were promised of the limit in each of these readings.
     pub fn promised(&self, readings: &[(Reading, Level)]) -> Vec<u64> {
-        let parties = self.0.places.lock().parties(&UseOfBoxes::new());
-        readings.iter().map(|(reading, _)| promise::promised(reading, &parties)).collect()
+        let boxes = self.0.places.lock().live_boxes(&UseOfBoxes::new());
+        readings.iter().map(|(reading, _)| promise::promised(reading, &boxes)).collect()
     }
 
     /// Runs that wait for room that other runs take.
@@ -174,7 +174,7 @@ impl Pressure {
     /// Checks the maximum of boxes, which is exact, then the measured levels, then promises.
     fn check_room(
         &self,
-        taken: &Taken,
+        taken: &TakenPlaces,
         measured: &Measurement,
         work: Work,
         promise: Promise,
@@ -187,8 +187,8 @@ impl Pressure {
             return Err(NoRoom::Refused(refused(&reading)));
         }
         measured.check(taken.in_creation()).map_err(NoRoom::Refused)?;
-        let new = Party { work, promise, used: GaugedUse::default() };
-        let boxes = taken.parties(&measured.used);
+        let new = LiveBox { work, promise, used: GaugedUse::default() };
+        let boxes = taken.live_boxes(&measured.used);
         let thresholds = config.gauges.thresholds().unwrap_or_default();
         check_fit(&measured.limits, &thresholds, &boxes, &new).map_err(|why| {
             let error = does_not_fit(&why);
@@ -214,7 +214,7 @@ impl Pressure {
     }
 }
 
-impl Shared {
+impl PressureState {
     fn measure_again(
         &self,
         mut meter: Meter,

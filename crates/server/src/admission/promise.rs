@@ -19,20 +19,20 @@ pub struct Promise {
 impl Promise {
     /// The keeper is one more process, which the user does not count.
     pub fn new(shares: &PromisedShares, need: Need) -> Self {
-        let part = |share: f64, whole: u64| (share * whole as f64).ceil() as u64;
+        let share_of = |share: f64, whole: u64| (share * whole as f64).ceil() as u64;
         Self {
-            pids: part(shares.pids_share, u64::from(need.pids) + 1),
-            memory_bytes: part(shares.memory_share, need.memory_bytes),
+            pids: share_of(shares.pids_share, u64::from(need.pids) + 1),
+            memory_bytes: share_of(shares.memory_share, need.memory_bytes),
         }
     }
 
-    fn part(self, gauge: Gauge) -> u64 {
-        part(gauge, self.pids, self.memory_bytes)
+    fn of_gauge(self, gauge: Gauge) -> u64 {
+        amount_for(gauge, self.pids, self.memory_bytes)
     }
 }
 
 /// Returns the amount that a gauge counts.
-fn part(gauge: Gauge, pids: u64, memory_bytes: u64) -> u64 {
+fn amount_for(gauge: Gauge, pids: u64, memory_bytes: u64) -> u64 {
     match gauge {
         Gauge::PidsCgroup | Gauge::PidsUser | Gauge::PidsHost => pids,
         Gauge::MemoryCgroup | Gauge::MemoryHost => memory_bytes,
@@ -49,21 +49,21 @@ fn part(gauge: Gauge, pids: u64, memory_bytes: u64) -> u64 {
 
 /// A live box, or one that is being made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Party {
+pub struct LiveBox {
     pub work: Work,
     pub promise: Promise,
     /// What it used when the gauges were measured; nothing if that is not known.
     pub used: GaugedUse,
 }
 
-impl Party {
+impl LiveBox {
     fn used(&self, gauge: Gauge) -> u64 {
-        part(gauge, self.used.pids, self.used.memory_bytes)
+        amount_for(gauge, self.used.pids, self.used.memory_bytes)
     }
 
     /// The larger of its promise and its use.
     fn claim(&self, gauge: Gauge) -> u64 {
-        self.promise.part(gauge).max(self.used(gauge))
+        self.promise.of_gauge(gauge).max(self.used(gauge))
     }
 
     fn is_counted_by(&self, reading: &Reading) -> bool {
@@ -90,8 +90,8 @@ pub struct NoFit<'a> {
 pub fn check_fit<'a>(
     limits: &'a [Reading],
     thresholds: &Thresholds,
-    boxes: &[Party],
-    new: &Party,
+    boxes: &[LiveBox],
+    new: &LiveBox,
 ) -> Result<(), NoFit<'a>> {
     let misfits = limits.iter().filter_map(|reading| misfit(reading, thresholds, boxes, new));
     match misfits.min_by_key(|it| it.fits_without_runs) {
@@ -103,11 +103,11 @@ pub fn check_fit<'a>(
 fn misfit<'a>(
     reading: &'a Reading,
     thresholds: &Thresholds,
-    boxes: &[Party],
-    new: &Party,
+    boxes: &[LiveBox],
+    new: &LiveBox,
 ) -> Option<NoFit<'a>> {
     let gauge = reading.gauge;
-    let wanted = new.promise.part(gauge);
+    let wanted = new.promise.of_gauge(gauge);
     if wanted == 0 || !new.is_counted_by(reading) {
         return None;
     }
@@ -131,9 +131,9 @@ fn misfit<'a>(
 }
 
 /// Returns everything that boxes were promised of this limit, used or not.
-pub fn promised(reading: &Reading, boxes: &[Party]) -> u64 {
+pub fn promised(reading: &Reading, boxes: &[LiveBox]) -> u64 {
     let counted = boxes.iter().filter(|it| it.is_counted_by(reading));
-    counted.map(|it| it.promise.part(reading.gauge)).sum()
+    counted.map(|it| it.promise.of_gauge(reading.gauge)).sum()
 }
 
 #[cfg(test)]
@@ -146,15 +146,15 @@ mod tests {
         Reading::new(Gauge::PidsCgroup, used, 300, "a limit")
     }
 
-    fn party(work: Work, pids: u64, used: u64) -> Party {
-        Party {
+    fn live_box(work: Work, pids: u64, used: u64) -> LiveBox {
+        LiveBox {
             work,
             promise: Promise { pids, memory_bytes: 0 },
             used: GaugedUse { pids: used, memory_bytes: 0 },
         }
     }
 
-    fn check(reading: &Reading, boxes: &[Party], new: &Party) -> Option<bool> {
+    fn check(reading: &Reading, boxes: &[LiveBox], new: &LiveBox) -> Option<bool> {
         let limits = std::slice::from_ref(reading);
         let checked = check_fit(limits, &Thresholds::default(), boxes, new);
         checked.err().map(|it| it.fits_without_runs)
@@ -173,9 +173,9 @@ mod tests {
     /// 300 processes are full at 285: 20 of others, and boxes of 25.
     #[test]
     fn a_promise_counts_even_if_it_is_not_used() {
-        let new = party(Work::Run, 25, 0);
+        let new = live_box(Work::Run, 25, 0);
         for used in [0, 10, 25] {
-            let boxes = |count| vec![party(Work::Run, 25, used); count];
+            let boxes = |count| vec![live_box(Work::Run, 25, used); count];
             let reading = |count: u64| limit(20 + count * used);
             assert_eq!(check(&reading(9), &boxes(9), &new), None, "{used}");
             assert_eq!(check(&reading(10), &boxes(10), &new), Some(true), "{used}");
@@ -184,27 +184,27 @@ mod tests {
 
     #[test]
     fn use_beyond_a_promise_counts_too() {
-        let boxes = [party(Work::Run, 25, 240)];
-        assert_eq!(check(&limit(260), &boxes, &party(Work::Run, 25, 0)), Some(true));
+        let boxes = [live_box(Work::Run, 25, 240)];
+        assert_eq!(check(&limit(260), &boxes, &live_box(Work::Run, 25, 0)), Some(true));
     }
 
     #[test]
     fn waiting_helps_only_if_runs_take_the_room() {
-        let new = party(Work::Run, 25, 0);
+        let new = live_box(Work::Run, 25, 0);
         assert_eq!(check(&limit(270), &[], &new), Some(false));
-        let lasting = vec![party(Work::Box, 25, 0); 11];
+        let lasting = vec![live_box(Work::Box, 25, 0); 11];
         assert_eq!(check(&limit(20), &lasting, &new), Some(false));
-        assert_eq!(check(&limit(20), &[], &party(Work::Run, 300, 0)), Some(false));
+        assert_eq!(check(&limit(20), &[], &live_box(Work::Run, 300, 0)), Some(false));
     }
 
     #[test]
     fn a_limit_that_does_not_apply_to_a_box_does_not_refuse_it() {
         let counts = Counts { attached: true, detached: false };
         let reading = Reading { counts, ..limit(290) };
-        assert_eq!(check(&reading, &[], &party(Work::Box, 25, 0)), None);
-        assert_eq!(check(&reading, &[], &party(Work::Run, 25, 0)), Some(false));
-        assert_eq!(check(&limit(290), &[], &party(Work::Run, 0, 0)), None);
-        assert_eq!(promised(&reading, &[party(Work::Box, 25, 0)]), 0);
-        assert_eq!(promised(&reading, &[party(Work::Run, 25, 20)]), 25);
+        assert_eq!(check(&reading, &[], &live_box(Work::Box, 25, 0)), None);
+        assert_eq!(check(&reading, &[], &live_box(Work::Run, 25, 0)), Some(false));
+        assert_eq!(check(&limit(290), &[], &live_box(Work::Run, 0, 0)), None);
+        assert_eq!(promised(&reading, &[live_box(Work::Box, 25, 0)]), 0);
+        assert_eq!(promised(&reading, &[live_box(Work::Run, 25, 20)]), 25);
     }
 }

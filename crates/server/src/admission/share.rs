@@ -16,10 +16,10 @@ pub fn share_of_a_key(most: u64, of_others: u64, keys: usize) -> u64 {
 
 /// An amount that many holders share. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub struct Shared(Arc<Mutex<Held>>);
+pub struct SharedAmount(Arc<Mutex<HeldAmounts>>);
 
 #[derive(Debug, Default)]
-struct Held {
+struct HeldAmounts {
     all: u64,
     /// The part of each key that holds any.
     of_key: HashMap<String, u64>,
@@ -28,7 +28,7 @@ struct Held {
 /// The part of one holder, until it is dropped.
 #[derive(Debug, Default)]
 pub struct Share {
-    of: Shared,
+    amounts: SharedAmount,
     key: Option<String>,
     /// How many keys share.
     keys: usize,
@@ -44,10 +44,10 @@ pub enum NoShare {
     OfKey(u64),
 }
 
-impl Shared {
+impl SharedAmount {
     /// Returns an empty share. The share of a holder without a key is limited only by the total.
     pub fn begin(&self, key: Option<&str>, keys: usize) -> Share {
-        Share { of: self.clone(), key: key.map(str::to_owned), keys, amount: 0 }
+        Share { amounts: self.clone(), key: key.map(str::to_owned), keys, amount: 0 }
     }
 
     /// Returns what all holders have.
@@ -55,7 +55,7 @@ impl Shared {
         self.lock().all
     }
 
-    fn lock(&self) -> MutexGuard<'_, Held> {
+    fn lock(&self) -> MutexGuard<'_, HeldAmounts> {
         locked(&self.0)
     }
 }
@@ -68,7 +68,7 @@ impl Share {
 
     /// Changes the amount. A smaller one is always granted. If this is refused, the old one stays.
     pub fn resize(&mut self, amount: u64, most: u64) -> Result<(), NoShare> {
-        let mut held = self.of.lock();
+        let mut held = self.amounts.lock();
         if amount > self.amount {
             held.check(self, amount - self.amount, most)?;
         }
@@ -80,11 +80,11 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.of.lock().change(self.key.as_deref(), self.amount, 0);
+        self.amounts.lock().change(self.key.as_deref(), self.amount, 0);
     }
 }
 
-impl Held {
+impl HeldAmounts {
     fn check(&self, share: &Share, more: u64, most: u64) -> Result<(), NoShare> {
         if self.all.saturating_add(more) > most {
             return Err(NoShare::Full(self.all));
@@ -117,14 +117,14 @@ impl Held {
 mod tests {
     use super::*;
 
-    fn hold(shared: &Shared, key: &str, amount: u64) -> Result<Share, NoShare> {
+    fn hold(shared: &SharedAmount, key: &str, amount: u64) -> Result<Share, NoShare> {
         let mut share = shared.begin(Some(key), 3);
         share.resize(amount, 8).map(|()| share)
     }
 
     #[test]
     fn two_keys_together_leave_a_part_to_a_third_one() {
-        let shared = Shared::default();
+        let shared = SharedAmount::default();
         let first = hold(&shared, "a", 4).expect("half of all");
         assert_eq!(hold(&shared, "a", 1).err(), Some(NoShare::OfKey(4)));
         let _second = hold(&shared, "b", 2).expect("half of the rest");
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn a_key_alone_and_holders_without_a_key_may_have_all() {
-        let shared = Shared::default();
+        let shared = SharedAmount::default();
         for key in [Some("a"), None] {
             let mut share = shared.begin(key, 1);
             share.resize(8, 8).expect("all of it");
@@ -151,7 +151,7 @@ mod tests {
     /// The map has no entries for keys that hold nothing.
     #[test]
     fn a_key_that_holds_nothing_is_forgotten() {
-        let shared = Shared::default();
+        let shared = SharedAmount::default();
         for number in 0..100_000 {
             drop(hold(&shared, &number.to_string(), 1));
         }

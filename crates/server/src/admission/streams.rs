@@ -1,23 +1,23 @@
 //! Streams: requests whose client only listens, to events, logs, output, a terminal or the end of a
 //! box. Their number is limited, so that listeners leave connections for other requests.
 
-use crate::admission::share::{NoShare, Share, Shared};
+use crate::admission::share::{NoShare, Share, SharedAmount};
 use crate::config::Config;
 use crate::error::ServiceError;
 
 #[derive(Debug, Clone, Default)]
-pub struct Streams(Shared);
+pub struct OpenStreams(SharedAmount);
 
 /// One open stream, until it is dropped.
 #[derive(Debug)]
-pub struct Stream {
+pub struct OpenStream {
     _share: Share,
 }
 
 const RETRY_AFTER_S: u32 = 5;
 
-impl Streams {
-    pub fn open(&self, config: &Config, key: Option<&str>) -> Result<Stream, ServiceError> {
+impl OpenStreams {
+    pub fn open(&self, config: &Config, key: Option<&str>) -> Result<OpenStream, ServiceError> {
         let most = config.limits.streams_max() as u64;
         let mut share = self.0.begin(key, config.keys.len());
         share.resize(1, most).map_err(|refused| match refused {
@@ -34,7 +34,7 @@ impl Streams {
                 )
             }
         })?;
-        Ok(Stream { _share: share })
+        Ok(OpenStream { _share: share })
     }
 
     /// The number of open streams.
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn a_refusal_says_whether_the_server_or_the_key_has_too_many_streams() {
-        let streams = Streams::default();
+        let streams = OpenStreams::default();
         let config = |keys: &[&str]| {
             let keys = keys.iter().map(|name| Key::named(name, b"x")).collect();
             let mut config = Config { keys, ..Config::default() };

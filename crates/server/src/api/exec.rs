@@ -21,7 +21,7 @@ use crate::http::extract::Json;
 use crate::http::frames::StreamFormat;
 use crate::http::text::Encoding;
 use crate::http::{Http, request_log};
-use crate::work::exec::Fed;
+use crate::work::exec::ProcessInput;
 use crate::work::outcome::RunOutput;
 use crate::work::output::OutputSink;
 use crate::work::relay::Input;
@@ -118,7 +118,7 @@ pub async fn exec(
         request_log::hold_stream(&http)?;
     }
     let id = service.find(&caller, &id).await?;
-    let fed = if request.stdin.is_some() { Fed::Yes } else { Fed::No };
+    let piped = if request.stdin.is_some() { ProcessInput::Pipe } else { ProcessInput::None };
     let bytes = request.stdin.unwrap_or_default().into_bytes();
     if request.detach {
         let input = Input { bytes, more: None, charge: request_log::take_body() };
@@ -126,7 +126,7 @@ pub async fn exec(
         return Ok((StatusCode::ACCEPTED, axum::Json(ExecStatus::of(&exec))).into_response());
     }
     let input = Input { bytes, more: None, charge: None };
-    let process = service.exec(&caller, &id, spec, fed).await?;
+    let process = service.exec(&caller, &id, spec, piped).await?;
     if format == StreamFormat::Whole {
         let output = process.relay(input, None, &OutputSink::Keep).await?;
         return Ok(axum::Json(ExecResult::new(output, request.encoding)).into_response());

@@ -16,7 +16,7 @@ use crate::http::extract::Query;
 use crate::http::frames::{self, Output, StreamFormat, TextFrames};
 use crate::http::text::Encoding;
 use crate::http::{Http, request_log};
-use crate::work::logs::{LogPart, LogRange, LogReader, LogRecord};
+use crate::work::logs::{LogPart, LogPiece, LogRange, LogReader};
 use crate::work::output::Chunk;
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -131,7 +131,7 @@ impl Shown {
         }
     }
 
-    fn record(&mut self, record: LogRecord) -> Vec<u8> {
+    fn record(&mut self, record: LogPiece) -> Vec<u8> {
         let (output, bytes) = match record.chunk {
             Chunk::Stdout(bytes) => (Output::Stdout, bytes),
             Chunk::Stderr(bytes) => (Output::Stderr, bytes),

@@ -26,7 +26,7 @@ use crate::error::ServiceError;
 use crate::http::error::error_json;
 use crate::http::extract::Query;
 use crate::http::{Http, request_log};
-use crate::work::exec::{Fed, Process, WAITING_MAX};
+use crate::work::exec::{Process, ProcessInput, WAITING_MAX};
 use crate::work::outcome::RunOutput;
 use crate::work::output::Chunk;
 use crate::work::relay::{Input, ProcessControl};
@@ -84,7 +84,7 @@ pub async fn open(
     };
     let stream = request_log::open_stream(&http)?;
     let id = service.find(&caller, &id).await?;
-    let process = service.exec(&caller, &id, spec, Fed::Yes).await?;
+    let process = service.exec(&caller, &id, spec, ProcessInput::Pipe).await?;
     let client_timeout = service.config().limits.client.0;
     // If the client does not upgrade, the process is dropped, which ends it.
     let upgrade = upgrade.max_frame_size(FRAME_BYTES_MAX).max_message_size(FRAME_BYTES_MAX);

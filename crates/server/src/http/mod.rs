@@ -17,7 +17,7 @@ use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
 use crate::admission::bodies::Bodies;
-use crate::admission::streams::Streams;
+use crate::admission::streams::OpenStreams;
 use crate::config::current::CurrentConfig;
 use crate::config::{Config, Exposure};
 use crate::shutdown::Shutdown;
@@ -25,15 +25,15 @@ use crate::telemetry::journal::Journal;
 
 /// What every request needs, whichever API it is for. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Http(Arc<Parts>);
+pub struct Http(Arc<HttpParts>);
 
 #[derive(Debug)]
-pub struct Parts {
+pub struct HttpParts {
     config: CurrentConfig,
     pub journal: Arc<Journal>,
     pub shutdown: Shutdown,
     pub bodies: Bodies,
-    pub streams: Streams,
+    pub streams: OpenStreams,
     /// As it was at the start: a reload does not change the listener.
     pub reach: Exposure,
     /// The TCP port of the listener, once it has one.
@@ -56,12 +56,12 @@ impl Http {
         bodies: Bodies,
     ) -> Self {
         let reach = config.get().listen.exposure();
-        Self(Arc::new(Parts {
+        Self(Arc::new(HttpParts {
             config,
             journal,
             shutdown,
             bodies,
-            streams: Streams::default(),
+            streams: OpenStreams::default(),
             reach,
             port: OnceLock::new(),
         }))
@@ -77,9 +77,9 @@ impl Http {
 }
 
 impl Deref for Http {
-    type Target = Parts;
+    type Target = HttpParts;
 
-    fn deref(&self) -> &Parts {
+    fn deref(&self) -> &HttpParts {
         &self.0
     }
 }

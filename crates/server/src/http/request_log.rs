@@ -16,7 +16,7 @@ use tare_engine::BoxId;
 
 use crate::admission::Caller;
 use crate::admission::bodies::{self, Charge};
-use crate::admission::streams::Stream;
+use crate::admission::streams::OpenStream;
 use crate::error::ServiceError;
 use crate::http::error::{self, ReportedError};
 use crate::http::{Http, listen};
@@ -34,15 +34,15 @@ struct RequestContext {
     id: String,
     /// The name of the key that it came with.
     key: OnceLock<String>,
-    held: Mutex<Held>,
+    held: Mutex<HeldByRequest>,
 }
 
 /// What a request holds until the last byte of its response is sent.
 #[derive(Debug, Default)]
-struct Held {
+struct HeldByRequest {
     body: Option<Charge>,
     response: Option<Charge>,
-    stream: Option<Stream>,
+    stream: Option<OpenStream>,
 }
 
 tokio::task_local! {
@@ -87,7 +87,7 @@ pub fn hold_stream(http: &Http) -> Result<(), ServiceError> {
 }
 
 /// Opens a stream that outlives the response, such as a terminal.
-pub fn open_stream(http: &Http) -> Result<Stream, ServiceError> {
+pub fn open_stream(http: &Http) -> Result<OpenStream, ServiceError> {
     let config = http.config();
     let opened = CURRENT.try_with(|current| http.streams.open(&config, current.key()));
     opened.unwrap_or_else(|_no_request| http.streams.open(&config, None))
@@ -98,13 +98,13 @@ impl RequestContext {
         self.key.get().map(String::as_str)
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
+    fn held(&self) -> MutexGuard<'_, HeldByRequest> {
         locked(&self.held)
     }
 
     /// Returns what the request holds, and holds the memory of its response, unless that is a
     /// stream.
-    fn hold_response(&self, http: &Http, response: &Body) -> Result<Held, ServiceError> {
+    fn hold_response(&self, http: &Http, response: &Body) -> Result<HeldByRequest, ServiceError> {
         let mut held = std::mem::take(&mut *self.held());
         let length = response.size_hint().exact();
         if let Some(length) = length.filter(|length| !bodies::is_small(*length)) {
@@ -127,7 +127,7 @@ pub async fn layer(State(http): State<Http>, request: Request, next: Next) -> Re
     let held = log.current.hold_response(&log.http, response.body());
     let held = held.unwrap_or_else(|error| {
         response = error.into_response();
-        Held::default()
+        HeldByRequest::default()
     });
     let id = log.current.id.clone();
     let reported = response.extensions_mut().remove::<ReportedError>();
@@ -142,7 +142,7 @@ pub async fn layer(State(http): State<Http>, request: Request, next: Next) -> Re
     headers.insert(REQUEST_ID, value);
     keep_from_browsers(headers);
     match held {
-        Held { body: None, response: None, stream: None } => response,
+        HeldByRequest { body: None, response: None, stream: None } => response,
         held => response.map(|body| Body::new(Holding { body, held: Arc::new(held) })),
     }
 }
@@ -150,13 +150,13 @@ pub async fn layer(State(http): State<Http>, request: Request, next: Next) -> Re
 /// The body of a response, with what the request holds until it is sent or its client is gone.
 struct Holding {
     body: Body,
-    held: Arc<Held>,
+    held: Arc<HeldByRequest>,
 }
 
 /// Bytes of a response. The connection drops the body before it has sent the last of them.
 struct Unsent {
     bytes: Bytes,
-    _held: Arc<Held>,
+    _held: Arc<HeldByRequest>,
 }
 
 impl AsRef<[u8]> for Unsent {

@@ -12,10 +12,10 @@ use crate::workers::{Workers, locked};
 
 /// The store of this server, open or not. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Files(Arc<Shared>);
+pub struct Files(Arc<StoreOpener>);
 
 #[derive(Debug)]
-struct Shared {
+struct StoreOpener {
     /// `None` if the configuration names no directory and the user has no home.
     directory: Option<PathBuf>,
     config: CurrentConfig,
@@ -31,7 +31,7 @@ impl Files {
         let is_root = rustix::process::geteuid().is_root();
         let below_root = || state_root.map(|root| root.join("files"));
         let usual = || default_directory(is_root, |name| std::env::var_os(name));
-        Self(Arc::new(Shared {
+        Self(Arc::new(StoreOpener {
             directory: configured.or_else(below_root).or_else(usual),
             config,
             store: OnceLock::new(),

@@ -72,13 +72,13 @@ pub enum LogEvent<'a> {
     BoxResumed(OfBox<'a>),
     BoxLeaseChanged {
         #[serde(flatten)]
-        of: OfBox<'a>,
+        of_box: OfBox<'a>,
         /// `None` if the box has no lease.
         lease_ends_at: Option<Timestamp>,
     },
     BoxEnded {
         #[serde(flatten)]
-        of: OfBox<'a>,
+        of_box: OfBox<'a>,
         exit_code: Option<u8>,
         /// `None` if the box is stuck, and has not ended yet.
         cause: Option<Cause>,
@@ -90,13 +90,13 @@ pub enum LogEvent<'a> {
     /// A box could not be ended in time. Its record stays, and the server tries again.
     TeardownStuck {
         #[serde(flatten)]
-        of: OfBox<'a>,
+        of_box: OfBox<'a>,
         why: &'a str,
     },
     /// A box could not be ended in time, because a process in it does not die.
     CgroupStillPopulated {
         #[serde(flatten)]
-        of: OfBox<'a>,
+        of_box: OfBox<'a>,
         why: &'a str,
     },
     /// tare removed the leftovers of a box that no process looked after.
@@ -150,11 +150,11 @@ impl<'a> LogEvent<'a> {
     }
 
     /// The event for a box that could not be ended; `why` is the engine's message.
-    pub fn stuck(of: OfBox<'a>, why: &'a str) -> Self {
+    pub fn stuck(of_box: OfBox<'a>, why: &'a str) -> Self {
         if why.contains(STILL_POPULATED) {
-            Self::CgroupStillPopulated { of, why }
+            Self::CgroupStillPopulated { of_box, why }
         } else {
-            Self::TeardownStuck { of, why }
+            Self::TeardownStuck { of_box, why }
         }
     }
 }

@@ -31,13 +31,13 @@ const OWN_PROGRAM: &str = "/proc/self/exe";
 const RUNNER_EXIT: Duration = Duration::from_secs(1);
 
 /// The command to call, and the event for its stdin.
-type Call = (HookConfig, Arc<LogRecord>);
+type HookCall = (HookConfig, Arc<LogRecord>);
 
 /// Gives calls to the task that makes them.
 #[derive(Debug, Default)]
 pub struct Hook {
     /// The latest call.
-    calls: watch::Sender<Option<Call>>,
+    calls: watch::Sender<Option<HookCall>>,
     /// Cancelled when the server ends.
     end: CancellationToken,
 }
@@ -60,7 +60,7 @@ impl Hook {
 }
 
 async fn run(
-    mut calls: watch::Receiver<Option<Call>>,
+    mut calls: watch::Receiver<Option<HookCall>>,
     end: CancellationToken,
     journal: Arc<Journal>,
 ) {

@@ -21,10 +21,10 @@ use crate::workers::locked;
 
 /// Creates the inotify instance for the first follower, because the host may have none left.
 #[derive(Debug, Default)]
-pub struct Followers(Mutex<Option<Arc<Shared>>>);
+pub struct Followers(Mutex<Option<Arc<LogWatch>>>);
 
 #[derive(Debug)]
-struct Shared {
+struct LogWatch {
     watch: Watch,
     files: Mutex<HashMap<Mark, File>>,
 }
@@ -40,7 +40,7 @@ struct File {
 /// One follower of one log, until it is dropped.
 #[derive(Debug)]
 pub struct Follower {
-    shared: Arc<Shared>,
+    shared: Arc<LogWatch>,
     marks: [Mark; 2],
     written: watch::Receiver<()>,
 }
@@ -63,7 +63,7 @@ impl Followers {
         Ok(Follower { shared, marks, written })
     }
 
-    fn shared(&self) -> io::Result<Arc<Shared>> {
+    fn shared(&self) -> io::Result<Arc<LogWatch>> {
         let mut held = locked(&self.0);
         if let Some(shared) = &*held {
             return Ok(Arc::clone(shared));
@@ -71,7 +71,7 @@ impl Followers {
         let watch = Watch::new()?;
         let events = watch.as_fd().try_clone_to_owned()?;
         let events = fd::watched(events, Interest::READABLE)?;
-        let shared = Arc::new(Shared { watch, files: Mutex::default() });
+        let shared = Arc::new(LogWatch { watch, files: Mutex::default() });
         tokio::spawn(wake(Arc::clone(&shared), events));
         *held = Some(Arc::clone(&shared));
         Ok(shared)
@@ -79,7 +79,7 @@ impl Followers {
 }
 
 /// Wakes followers, for as long as the server lives.
-async fn wake(shared: Arc<Shared>, events: AsyncFd<OwnedFd>) {
+async fn wake(shared: Arc<LogWatch>, events: AsyncFd<OwnedFd>) {
     while let Ok(mut ready) = events.readable().await {
         // Cleared before the events are read: one that comes in between makes it ready again.
         ready.clear_ready();
@@ -87,7 +87,7 @@ async fn wake(shared: Arc<Shared>, events: AsyncFd<OwnedFd>) {
     }
 }
 
-impl Shared {
+impl LogWatch {
     fn wake(&self) {
         let changed = self.watch.changes().unwrap_or(Changes::Unknown);
         for (mark, file) in &*self.files() {

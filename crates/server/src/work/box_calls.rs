@@ -19,12 +19,12 @@ const CALLS_OF_A_BOX: usize = 3;
 /// How many calls of one key, or into one box, may wait.
 const WAITING_MAX: usize = 128;
 
-/// Gives turns, to the first that may have one. Cheap to clone.
+/// The queue of calls into boxes. The first call within its limits runs next. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct BoxCalls(Arc<Shared>);
+pub struct BoxCalls(Arc<CallQueue>);
 
 #[derive(Debug)]
-struct Shared {
+struct CallQueue {
     /// How many calls may be made at once.
     most: usize,
     calls: Mutex<Calls>,
@@ -32,15 +32,15 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Calls {
-    running: Vec<Call>,
+    running: Vec<BoxCall>,
     /// The first came first.
-    waiting: VecDeque<(Call, oneshot::Sender<Turn>)>,
+    waiting: VecDeque<(BoxCall, oneshot::Sender<CallTurn>)>,
     /// How many keys share the turns.
     keys: usize,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Call {
+struct BoxCall {
     into: BoxId,
     /// `None` on a server without keys.
     key: Option<String>,
@@ -48,14 +48,14 @@ struct Call {
 
 /// The right to make one call, until it is dropped.
 #[derive(Debug)]
-pub struct Turn {
-    of: BoxCalls,
-    call: Call,
+pub struct CallTurn {
+    queue: BoxCalls,
+    call: BoxCall,
 }
 
 impl BoxCalls {
     pub fn new(most: usize) -> Self {
-        Self(Arc::new(Shared { most, calls: Mutex::default() }))
+        Self(Arc::new(CallQueue { most, calls: Mutex::default() }))
     }
 
     /// Waits for a turn. `keys` is the number of keys that share the turns now.
@@ -64,18 +64,18 @@ impl BoxCalls {
         caller: &Caller,
         into: &BoxId,
         keys: usize,
-    ) -> Result<Turn, ServiceError> {
+    ) -> Result<CallTurn, ServiceError> {
         let key = caller.tenant.key().map(str::to_owned);
         let (sender, turn) = oneshot::channel();
-        self.enter(Call { into: into.clone(), key }, sender, keys)?;
+        self.enter(BoxCall { into: into.clone(), key }, sender, keys)?;
         self.give_turns();
         Ok(turn.await.expect("a call in the queue gets its turn"))
     }
 
     fn enter(
         &self,
-        call: Call,
-        turn: oneshot::Sender<Turn>,
+        call: BoxCall,
+        turn: oneshot::Sender<CallTurn>,
         keys: usize,
     ) -> Result<(), ServiceError> {
         let mut calls = self.lock();
@@ -105,7 +105,7 @@ impl BoxCalls {
                 place += 1;
             } else if let Some((call, sender)) = calls.waiting.remove(place) {
                 calls.running.push(call.clone());
-                given.push((sender, Turn { of: self.clone(), call }));
+                given.push((sender, CallTurn { queue: self.clone(), call }));
             }
         }
         // A client may be gone by now. Its turn is then dropped, which takes the lock.
@@ -121,7 +121,7 @@ impl BoxCalls {
 }
 
 impl Calls {
-    fn may_run(&self, call: &Call, most: usize) -> bool {
+    fn may_run(&self, call: &BoxCall, most: usize) -> bool {
         let of_box = self.running.iter().filter(|other| other.into == call.into).count();
         let of_key = self.running.iter().filter(|other| other.key == call.key).count();
         let of_others = self.running.len() - of_key;
@@ -135,14 +135,14 @@ impl Calls {
     }
 }
 
-impl Drop for Turn {
+impl Drop for CallTurn {
     fn drop(&mut self) {
-        let mut calls = self.of.lock();
+        let mut calls = self.queue.lock();
         if let Some(place) = calls.running.iter().position(|call| *call == self.call) {
             calls.running.swap_remove(place);
         }
         drop(calls);
-        self.of.give_turns();
+        self.queue.give_turns();
     }
 }
 
@@ -159,7 +159,7 @@ mod tests {
     }
 
     /// Begins as many calls of a key as get a turn at once, each into another box.
-    async fn take_all(calls: &BoxCalls, key: &str) -> Vec<Turn> {
+    async fn take_all(calls: &BoxCalls, key: &str) -> Vec<CallTurn> {
         let mut turns = Vec::new();
         loop {
             let (caller, into) = (caller(key), BoxId::random());
@@ -207,7 +207,7 @@ mod tests {
         let held = calls.turn(&caller, &slow, 0).await.expect("a turn");
         let enter = || {
             let (sender, turn) = oneshot::channel();
-            let call = Call { into: slow.clone(), key: None };
+            let call = BoxCall { into: slow.clone(), key: None };
             calls.enter(call, sender, 0).map(|()| turn)
         };
         let mut waiting: Vec<_> = (0..WAITING_MAX).map(|_| enter().expect("room")).collect();

@@ -50,12 +50,16 @@ impl Service {
         Ok(BoxPage { boxes, next })
     }
 
-    pub async fn inspect(&self, caller: &Caller, of: String) -> Result<Details, ServiceError> {
-        self.in_box(caller, of, |engine, id| engine.details(id)).await
+    pub async fn inspect(
+        &self,
+        caller: &Caller,
+        reference: String,
+    ) -> Result<Details, ServiceError> {
+        self.in_box(caller, reference, |engine, id| engine.details(id)).await
     }
 
-    pub async fn usage(&self, caller: &Caller, of: String) -> Result<Usage, ServiceError> {
-        self.in_box(caller, of, |engine, id| engine.usage(id)).await
+    pub async fn usage(&self, caller: &Caller, reference: String) -> Result<Usage, ServiceError> {
+        self.in_box(caller, reference, |engine, id| engine.usage(id)).await
     }
 
     /// Waits for the end of a box. Returns `None` if it has not ended within this time, or the
@@ -63,12 +67,12 @@ impl Service {
     pub async fn wait(
         &self,
         caller: &Caller,
-        of: String,
+        reference: String,
         within: Duration,
     ) -> Result<Option<End>, ServiceError> {
         let until = Instant::now() + within;
         let caller = caller.clone();
-        let opened = self.call(move |engine| engine.watch_end(&find(engine, &caller, &of)?));
+        let opened = self.call(move |engine| engine.watch_end(&find(engine, &caller, &reference)?));
         let watch = Arc::new(opened.await?);
         while self.shutdown.is_serving() {
             let watched = Arc::clone(&watch);
@@ -84,16 +88,16 @@ impl Service {
         Ok(None)
     }
 
-    pub async fn pause(&self, caller: &Caller, of: String) -> Result<Status, ServiceError> {
-        let (before, after) = self.change(caller, of, Engine::pause).await?;
+    pub async fn pause(&self, caller: &Caller, reference: String) -> Result<Status, ServiceError> {
+        let (before, after) = self.change(caller, reference, Engine::pause).await?;
         if before.state != State::Paused {
             self.journal.record(&LogEvent::BoxPaused(event_of(&after, caller)));
         }
         Ok(after)
     }
 
-    pub async fn resume(&self, caller: &Caller, of: String) -> Result<Status, ServiceError> {
-        let (before, after) = self.change(caller, of, Engine::resume).await?;
+    pub async fn resume(&self, caller: &Caller, reference: String) -> Result<Status, ServiceError> {
+        let (before, after) = self.change(caller, reference, Engine::resume).await?;
         if before.state == State::Paused {
             self.journal.record(&LogEvent::BoxResumed(event_of(&after, caller)));
         }
@@ -103,15 +107,15 @@ impl Service {
     pub async fn set_lease(
         &self,
         caller: &Caller,
-        of: String,
+        reference: String,
         lease: Duration,
     ) -> Result<Status, ServiceError> {
         let update = move |engine: &Engine, id: &BoxId| {
             engine.update(id, &Changes { lease: Some(Some(lease)), ..Changes::default() })
         };
-        let (_, after) = self.change(caller, of, update).await?;
-        let (of, lease_ends_at) = (event_of(&after, caller), after.lease_ends_at);
-        self.journal.record(&LogEvent::BoxLeaseChanged { of, lease_ends_at });
+        let (_, after) = self.change(caller, reference, update).await?;
+        let (of_box, lease_ends_at) = (event_of(&after, caller), after.lease_ends_at);
+        self.journal.record(&LogEvent::BoxLeaseChanged { of_box, lease_ends_at });
         Ok(after)
     }
 
@@ -119,10 +123,10 @@ impl Service {
     async fn change(
         &self,
         caller: &Caller,
-        of: String,
+        reference: String,
         change: impl FnOnce(&Engine, &BoxId) -> Result<(), Error> + Send + 'static,
     ) -> Result<(Status, Status), ServiceError> {
-        let changed = self.in_box(caller, of, move |engine, id| {
+        let changed = self.in_box(caller, reference, move |engine, id| {
             let before = engine.status(id)?;
             change(engine, id)?;
             Ok((before, engine.status(id)?))
@@ -135,13 +139,13 @@ impl Service {
     pub async fn stop(
         &self,
         caller: &Caller,
-        of: String,
+        reference: String,
         grace: Duration,
     ) -> Result<Status, ServiceError> {
         let _turn = self.admission.quotas.begin_stop(caller)?;
         let named_by = caller.clone();
         let begin = move |engine: &Engine| {
-            let id = find(engine, &named_by, &of)?;
+            let id = find(engine, &named_by, &reference)?;
             let (before, watch) = (engine.status(&id)?, engine.watch_end(&id)?);
             Ok((before, watch, engine.begin_stop(&id, grace)?))
         };
@@ -152,7 +156,7 @@ impl Service {
         }
         let stopping = Arc::new(stopping);
         let end = move |engine: &Engine, _: &BoxId| engine.end_stop(&stopping).map(drop);
-        self.end_within(caller, (&before.id, before.key.as_deref()), end).await?;
+        self.end_within(&before.id, event_of(&before, caller), end).await?;
         let after = self.call(move |engine| match engine.status(&before.id) {
             Err(error) if error.kind() == ErrorKind::NoSuchBox => {
                 Ok(gone(before, engine.look_for_end(&watch).ok()))
@@ -165,22 +169,22 @@ impl Service {
     pub async fn remove(
         &self,
         caller: &Caller,
-        of: String,
+        reference: String,
         force: bool,
     ) -> Result<(), ServiceError> {
         let found_by = caller.clone();
         let found = self.call(move |engine| {
-            let id = find(engine, &found_by, &of)?;
+            let id = find(engine, &found_by, &reference)?;
             let key = engine.key_of(&id);
             Ok((id, key))
         });
         let (id, key) = found.await?;
         let remove = move |engine: &Engine, id: &BoxId| engine.remove(id, force);
-        self.end_within(caller, (&id, key.as_deref()), remove).await?;
-        self.watch.remove(&id);
         let (box_id, key) = (id.as_str(), key.as_deref());
-        let of = OfBox { box_id, key, request_id: caller.request_id() };
-        self.journal.record(&LogEvent::BoxRemoved(of));
+        let event = OfBox { box_id, key, request_id: caller.request_id() };
+        self.end_within(&id, event, remove).await?;
+        self.watch.remove(&id);
+        self.journal.record(&LogEvent::BoxRemoved(event));
         Ok(())
     }
 
@@ -199,8 +203,8 @@ impl Service {
 }
 
 /// What an event says about a box that a caller changed.
-fn event_of<'a>(of: &'a Status, by: &'a Caller) -> OfBox<'a> {
-    OfBox { box_id: of.id.as_str(), key: of.key.as_deref(), request_id: by.request_id() }
+fn event_of<'a>(status: &'a Status, by: &'a Caller) -> OfBox<'a> {
+    OfBox { box_id: status.id.as_str(), key: status.key.as_deref(), request_id: by.request_id() }
 }
 
 /// The status of a box that kept nothing: its last status, with how it ended if that is known. How

@@ -67,12 +67,14 @@ impl Service {
         let own = Scope::Tenant(caller.tenant.clone());
         let (name, lease) = (request.spec.name.clone(), request.options.lease);
         let found = self.call(move |engine| match name {
-            Some(name) => look_for(engine, &own, name.as_str(), lease),
+            Some(name) => find_named(engine, &own, name.as_str(), lease),
             None => Ok(None),
         });
         match found.await? {
-            Some((status, true)) => return Ok(Created { status, existed: true }),
-            Some((status, false)) => match self.remove(caller, status.id.to_string(), true).await {
+            Some(NamedBox::Usable(status)) => {
+                return Ok(Created { status: *status, existed: true });
+            }
+            Some(NamedBox::Unusable(id)) => match self.remove(caller, id.to_string(), true).await {
                 Err(error) if error.kind != Kind::NotFound => return Err(error),
                 Ok(()) | Err(_) => {}
             },
@@ -92,19 +94,19 @@ impl Service {
     ) -> Result<Created, ServiceError> {
         let until = Instant::now() + MADE_WITHIN;
         loop {
-            let of = id.clone();
-            match self.call(move |engine| look(engine, &of)).await? {
-                Found::Whole(status) => {
+            let box_id = id.clone();
+            match self.call(move |engine| find_keyed(engine, &box_id)).await? {
+                KeyedBox::Complete(status) => {
                     check_same(&status, &spec)?;
                     return Ok(Created { status: *status, existed: true });
                 }
-                Found::Unfinished => {}
-                Found::Nothing => {
+                KeyedBox::Unfinished => {}
+                KeyedBox::Absent => {
                     let admitted = self.admit(caller, Need::lasting_box(&spec)).await?;
-                    let (of, spec, options) = (id.clone(), spec.clone(), options.clone());
+                    let (box_id, spec, options) = (id.clone(), spec.clone(), options.clone());
                     let (service, caller) = (self.clone(), caller.clone());
                     let start = move |engine: &Engine| {
-                        let started = engine.start_as(&of, &spec, &options)?;
+                        let started = engine.start_as(&box_id, &spec, &options)?;
                         let watch = |it| service.watch_new(&caller, it, &spec, admitted);
                         started.map(watch).transpose()
                     };
@@ -138,27 +140,37 @@ impl Service {
     ) -> Result<Status, Error> {
         admitted.box_is_made(&started.id);
         let (box_id, key) = (started.id.as_str(), caller.tenant.key());
-        let of = OfBox { box_id, key, request_id: caller.request_id() };
+        let event = OfBox { box_id, key, request_id: caller.request_id() };
         // Before the keeper is watched: the log has the creation of a box before its end.
-        self.journal.record(&LogEvent::BoxCreated(of));
+        self.journal.record(&LogEvent::BoxCreated(event));
         self.journal.record_box_notes(&started.notes);
         self.watch.add(started.id.clone(), started.keeper, Some(admitted));
         self.engine.status_of_new(&started.id, spec)
     }
 }
 
-/// Returns the box of a name, and whether it runs with this lease from now on.
-fn look_for(
+/// The box that has the name of a request.
+enum NamedBox {
+    /// It runs, with the lease of the request from now on.
+    Usable(Box<Status>),
+    Unusable(BoxId),
+}
+
+fn find_named(
     engine: &Engine,
     scope: &Scope,
     name: &str,
     lease: Option<Duration>,
-) -> Result<Option<(Status, bool)>, Error> {
+) -> Result<Option<NamedBox>, Error> {
     let status = engine.find_in(scope, name).and_then(|id| engine.status(&id));
     match status {
         Ok(status) => {
             let runs = status.state == State::Running && renew(engine, &status.id, lease).is_ok();
-            Ok(Some((status, runs)))
+            Ok(Some(if runs {
+                NamedBox::Usable(Box::new(status))
+            } else {
+                NamedBox::Unusable(status.id)
+            }))
         }
         Err(error) if error.kind() == ErrorKind::NoSuchBox => Ok(None),
         Err(error) => Err(error),
@@ -169,18 +181,19 @@ fn renew(engine: &Engine, id: &BoxId, lease: Option<Duration>) -> Result<(), Err
     engine.update(id, &Changes { lease: Some(lease), ..Changes::default() })
 }
 
-enum Found {
-    Whole(Box<Status>),
+/// The box that belongs to an idempotency key.
+enum KeyedBox {
+    Complete(Box<Status>),
     /// Another process is creating the box, or removing one that was never finished.
     Unfinished,
-    Nothing,
+    Absent,
 }
 
-fn look(engine: &Engine, id: &BoxId) -> Result<Found, Error> {
+fn find_keyed(engine: &Engine, id: &BoxId) -> Result<KeyedBox, Error> {
     match engine.announced(id) {
-        Ok(Some(status)) => Ok(Found::Whole(Box::new(status))),
-        Ok(None) => Ok(Found::Unfinished),
-        Err(error) if error.kind() == ErrorKind::NoSuchBox => Ok(Found::Nothing),
+        Ok(Some(status)) => Ok(KeyedBox::Complete(Box::new(status))),
+        Ok(None) => Ok(KeyedBox::Unfinished),
+        Err(error) if error.kind() == ErrorKind::NoSuchBox => Ok(KeyedBox::Absent),
         Err(error) => Err(error),
     }
 }

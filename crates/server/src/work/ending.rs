@@ -19,7 +19,6 @@ use tare_engine::{
 };
 use tokio::time::Instant;
 
-use crate::admission::Caller;
 use crate::error::{STUCK, ServiceError};
 use crate::fd;
 use crate::telemetry::{LogEvent, OfBox};
@@ -37,21 +36,21 @@ impl Service {
     /// Tries to end a box until it is gone, or the bound has passed.
     pub async fn end_within(
         &self,
-        caller: &Caller,
-        (id, key): (&BoxId, Option<&str>),
+        id: &BoxId,
+        event: OfBox<'_>,
         end: impl Fn(&Engine, &BoxId) -> Result<(), Error> + Clone + Send + 'static,
     ) -> Result<(), ServiceError> {
         let until = Instant::now() + ENDED_WITHIN;
         loop {
-            let (of, end) = (id.clone(), end.clone());
-            let attempt = move |engine: &Engine| try_end(engine, &of, &end);
+            let (box_id, end) = (id.clone(), end.clone());
+            let attempt = move |engine: &Engine| try_end(engine, &box_id, &end);
             let tried = self.call_in_share(&self.shares.ending, attempt).await?;
             let Some((error, keeper)) = tried else {
                 return Ok(());
             };
             if Instant::now() >= until || !self.shutdown.is_serving() {
                 let error = ServiceError::from(error);
-                self.note_stuck(caller, (id, key), &error);
+                self.note_stuck(id, event, &error);
                 return Err(error);
             }
             self.pause_before_next_try(keeper.as_ref(), until).await?;
@@ -105,16 +104,10 @@ impl Service {
     }
 
     /// Logs that a request could not end a box, once for each box.
-    pub fn note_stuck(
-        &self,
-        caller: &Caller,
-        (id, key): (&BoxId, Option<&str>),
-        error: &ServiceError,
-    ) {
+    pub fn note_stuck(&self, id: &BoxId, event: OfBox<'_>, error: &ServiceError) {
         if error.code == STUCK {
             self.stuck.known().insert(id.clone());
-            let of = OfBox { box_id: id.as_str(), key, request_id: caller.request_id() };
-            self.journal.record(&LogEvent::stuck(of, &error.message));
+            self.journal.record(&LogEvent::stuck(event, &error.message));
         }
     }
 

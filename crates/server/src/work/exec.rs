@@ -26,11 +26,11 @@ const STARTED_WITHIN: Duration = Duration::from_secs(30);
 /// How many control requests and pieces of input wait for a process that is not ready for them.
 pub const WAITING_MAX: usize = 4;
 
-/// Whether a process gets any input.
+/// The input of a process without a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fed {
-    No,
-    Yes,
+pub enum ProcessInput {
+    None,
+    Pipe,
 }
 
 /// A running process. It ends when this is dropped.
@@ -66,19 +66,19 @@ impl Service {
         caller: &Caller,
         box_id: &BoxId,
         spec: ExecSpec,
-        fed: Fed,
+        input: ProcessInput,
     ) -> Result<Process, ServiceError> {
         self.shutdown.check_serving()?;
         let permit = self.processes.permit()?;
         let bytes_max = self.config().limits.output_bytes.0;
-        let stdin = match (fed, spec.terminal) {
-            (Fed::Yes, Terminal::Pipes) => Stdin::Pipe,
-            (Fed::No, _) | (Fed::Yes, Terminal::Pty { .. }) => Stdin::Empty,
+        let stdin = match (input, spec.terminal) {
+            (ProcessInput::Pipe, Terminal::Pipes) => Stdin::Pipe,
+            (ProcessInput::None, _) | (ProcessInput::Pipe, Terminal::Pty { .. }) => Stdin::Empty,
         };
         let started = Instant::now();
-        let of = box_id.clone();
+        let id = box_id.clone();
         let session =
-            self.call_in_box(caller, box_id, move |engine| engine.exec(&of, &spec, stdin));
+            self.call_in_box(caller, box_id, move |engine| engine.exec(&id, &spec, stdin));
         let mut session = session.await?;
         // From here on a process may run, and ends if the client disconnects.
         let mut counted = CountedEnd { service: self.clone(), cause: Cause::ClientGone };
@@ -109,7 +109,7 @@ impl Service {
         let exec = Arc::new(ExecProcess::new(box_id.clone(), command, control, Some(stdin)));
         // The place comes first: a process without one must not run.
         let place = self.processes.reserve(Arc::clone(&exec))?;
-        let process = self.exec(caller, box_id, spec, Fed::Yes).await?;
+        let process = self.exec(caller, box_id, spec, ProcessInput::Pipe).await?;
         place.keep();
         input.more = Some(more);
         let running = Arc::clone(&exec);

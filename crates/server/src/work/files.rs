@@ -85,8 +85,8 @@ impl Service {
         id: &BoxId,
         work: impl FnOnce(BoxFiles<'_>) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, ServiceError> {
-        let of = id.clone();
-        self.call_in_box(caller, id, move |engine| work(BoxFiles { engine, id: &of })).await
+        let box_id = id.clone();
+        self.call_in_box(caller, id, move |engine| work(BoxFiles { engine, id: &box_id })).await
     }
 }
 

@@ -35,7 +35,7 @@ pub struct LogRange {
 
 /// One write of the box.
 #[derive(Debug)]
-pub struct LogRecord {
+pub struct LogPiece {
     pub time: Timestamp,
     pub chunk: Chunk,
     /// Bytes before this record for which the log had no room.
@@ -45,7 +45,7 @@ pub struct LogRecord {
 /// What a reader gets next.
 #[derive(Debug)]
 pub enum LogPart {
-    Records(Vec<LogRecord>),
+    Records(Vec<LogPiece>),
     /// Bytes for which the log had no room, at its end.
     Missed(u64),
     /// Nothing was written for a while.
@@ -72,11 +72,11 @@ impl Service {
     pub async fn logs(
         &self,
         caller: &Caller,
-        of: String,
+        reference: String,
         range: LogRange,
     ) -> Result<LogReader, ServiceError> {
         let caller = caller.clone();
-        let opened = self.call(move |engine| open(engine, &caller, &of, range));
+        let opened = self.call(move |engine| open(engine, &caller, &reference, range));
         let (logs, keeper) = opened.await?;
         // Before the first read, so that no write falls between the two.
         let following = keeper.map(|keeper| self.follow(&logs, &keeper)).transpose()?;
@@ -139,7 +139,7 @@ impl LogReader {
         }
     }
 
-    async fn read(&mut self) -> Result<(Vec<LogRecord>, u64), ServiceError> {
+    async fn read(&mut self) -> Result<(Vec<LogPiece>, u64), ServiceError> {
         let Some(mut logs) = self.logs.take() else {
             return Ok((Vec::new(), 0));
         };
@@ -154,7 +154,7 @@ impl LogReader {
     }
 }
 
-fn piece(logs: &mut Logs) -> Result<Vec<LogRecord>, Error> {
+fn piece(logs: &mut Logs) -> Result<Vec<LogPiece>, Error> {
     let mut records = Vec::new();
     let mut total = 0;
     while total < PIECE_BYTES {
@@ -163,7 +163,7 @@ fn piece(logs: &mut Logs) -> Result<Vec<LogRecord>, Error> {
         };
         total += record.bytes.len();
         let bytes = record.bytes.to_vec();
-        records.push(LogRecord {
+        records.push(LogPiece {
             time: record.time,
             missed_bytes: record.missed_bytes,
             chunk: match record.stream {

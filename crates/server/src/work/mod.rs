@@ -48,19 +48,19 @@ use crate::work::ending::StuckBoxes;
 use crate::work::processes::Processes;
 use crate::workers::{Creators, Workers};
 
-/// Each kind of call that may have to wait gets this part of the worker threads. However many of
+/// Each kind of call that may have to wait gets one fourth of the worker threads. However many of
 /// them wait, other threads list boxes and end runs.
-const SHARE_OF_THREADS: usize = 4;
+const WORKER_SHARE_DIVISOR: usize = 4;
 
 /// How many lists are made at once.
 const LISTS_AT_ONCE: usize = 2;
 
 /// Cheap to clone: one for each request.
 #[derive(Debug, Clone)]
-pub struct Service(Arc<Parts>);
+pub struct Service(Arc<ServiceParts>);
 
 #[derive(Debug)]
-pub struct Parts {
+pub struct ServiceParts {
     pub engine: Arc<Engine>,
     pub creators: Creators,
     pub workers: Workers,
@@ -95,7 +95,7 @@ struct Shares {
 
 impl Shares {
     fn of(threads: usize) -> Self {
-        let most = (threads / SHARE_OF_THREADS).max(1);
+        let most = (threads / WORKER_SHARE_DIVISOR).max(1);
         let share = || Arc::new(Semaphore::new(most));
         Self {
             in_boxes: BoxCalls::new(most),
@@ -123,7 +123,7 @@ pub struct Foundation {
 impl Service {
     pub fn new(parts: Foundation) -> Self {
         let limits = &parts.config.get().limits;
-        Self(Arc::new(Parts {
+        Self(Arc::new(ServiceParts {
             engine: parts.engine,
             shares: Shares::of(parts.workers.threads()),
             creators: parts.creators,
@@ -197,8 +197,8 @@ impl Service {
         act: impl FnOnce(&Engine, &BoxId) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, ServiceError> {
         let id = self.find(caller, &reference).await?;
-        let of = id.clone();
-        self.call_in_box(caller, &id, move |engine| act(engine, &of)).await
+        let box_id = id.clone();
+        self.call_in_box(caller, &id, move |engine| act(engine, &box_id)).await
     }
 
     /// Calls the engine when the share of this kind of call has a free thread.
@@ -231,9 +231,9 @@ fn find(engine: &Engine, caller: &Caller, reference: &str) -> Result<BoxId, Erro
 }
 
 impl Deref for Service {
-    type Target = Parts;
+    type Target = ServiceParts;
 
-    fn deref(&self) -> &Parts {
+    fn deref(&self) -> &ServiceParts {
         &self.0
     }
 }

@@ -57,19 +57,19 @@ pub struct TransferPermit {
 /// A place for a detached process. The place is free again if this is dropped before the process
 /// runs.
 #[derive(Debug)]
-pub struct Reserved<'a> {
+pub struct ReservedPlace<'a> {
     execs: &'a Processes,
     exec: Option<Arc<ExecProcess>>,
 }
 
-impl Reserved<'_> {
+impl ReservedPlace<'_> {
     /// Keeps the place, because the process runs.
     pub fn keep(mut self) {
         self.exec = None;
     }
 }
 
-impl Drop for Reserved<'_> {
+impl Drop for ReservedPlace<'_> {
     fn drop(&mut self) {
         if let Some(exec) = &self.exec {
             self.execs.remembered().remove(&exec.id);
@@ -123,7 +123,7 @@ impl Processes {
 
     /// Reserves a place for a process that is about to start. If there are too many, the process
     /// that ended first is forgotten.
-    pub fn reserve(&self, exec: Arc<ExecProcess>) -> Result<Reserved<'_>, ServiceError> {
+    pub fn reserve(&self, exec: Arc<ExecProcess>) -> Result<ReservedPlace<'_>, ServiceError> {
         let mut remembered = self.remembered();
         forget_old(&mut remembered);
         let of_box = |one: &&Arc<ExecProcess>| one.box_id == exec.box_id;
@@ -134,7 +134,7 @@ impl Processes {
             forget_one(&mut remembered, |_| true)?;
         }
         remembered.insert(exec.id.clone(), Arc::clone(&exec));
-        Ok(Reserved { execs: self, exec: Some(exec) })
+        Ok(ReservedPlace { execs: self, exec: Some(exec) })
     }
 
     pub fn find(&self, box_id: &BoxId, id: &str) -> Result<Arc<ExecProcess>, ServiceError> {

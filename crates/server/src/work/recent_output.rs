@@ -14,13 +14,13 @@ pub const KEPT_BYTES_MAX: usize = 256 << 10;
 
 #[derive(Debug, Default)]
 pub struct RecentOutput {
-    held: Mutex<Held>,
+    held: Mutex<KeptOutput>,
     /// Changes when output is added, and at the end.
     changed: watch::Sender<()>,
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct KeptOutput {
     chunks: VecDeque<Chunk>,
     /// The position of the first chunk in the whole output.
     begin: u64,
@@ -29,7 +29,7 @@ struct Held {
     is_over: bool,
 }
 
-impl Held {
+impl KeptOutput {
     /// Joins small chunks, because each chunk takes memory of its own.
     fn put(&mut self, chunk: Chunk) {
         match (self.chunks.back_mut(), chunk) {
@@ -115,7 +115,7 @@ impl RecentOutput {
         held.is_over.then_some(Piece::Over)
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
+    fn held(&self) -> MutexGuard<'_, KeptOutput> {
         locked(&self.held)
     }
 }

@@ -20,8 +20,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admission::{Admitted, Caller, Need};
 use crate::error::ServiceError;
-use crate::telemetry::LogEvent;
 use crate::telemetry::metrics::Phase;
+use crate::telemetry::{LogEvent, OfBox};
 use crate::work::Service;
 use crate::work::files::BoxFiles;
 use crate::work::outcome::RunOutput;
@@ -227,12 +227,12 @@ impl Steps {
         }
         let (id, service) = (session.id().clone(), self.service.clone());
         if !request.files.is_empty() {
-            let (of, inputs) = (id.clone(), std::mem::take(&mut request.files));
-            let put = service.call(move |engine| BoxFiles { engine, id: &of }.put(inputs));
+            let (box_id, inputs) = (id.clone(), std::mem::take(&mut request.files));
+            let put = service.call(move |engine| BoxFiles { engine, id: &box_id }.put(inputs));
             self.copy(session, put).await?;
         }
-        let (of, exec, stdin) = (id.clone(), request.exec.clone(), request.stdin());
-        let mut exec = service.call(move |engine| engine.exec(&of, &exec, stdin)).await?;
+        let (box_id, exec, stdin) = (id.clone(), request.exec.clone(), request.stdin());
+        let mut exec = service.call(move |engine| engine.exec(&box_id, &exec, stdin)).await?;
         let (end, streams) = self.relay(&mut exec, &mut request, sink).await?;
         drop(exec);
         let collected = match request.collect {
@@ -356,7 +356,8 @@ impl Steps {
         if let Ok(keeper) = session.keeper() {
             self.service.watch.add(id.clone(), keeper, admitted);
         }
-        self.service.note_stuck(&self.caller, (id, self.caller.tenant.key()), &error);
+        let (key, request_id) = (self.caller.tenant.key(), self.caller.request_id());
+        self.service.note_stuck(id, OfBox { box_id: id.as_str(), key, request_id }, &error);
         Err(error)
     }
 

@@ -130,8 +130,8 @@ impl Service {
     ) -> Result<(Transfer, T), ServiceError> {
         let permit = self.processes.transfer()?;
         let id = self.find(caller, &file.reference).await?;
-        let of = id.clone();
-        let open = move |engine: &Engine| Ok(open(engine, &of, &file.path));
+        let box_id = id.clone();
+        let open = move |engine: &Engine| Ok(open(engine, &box_id, &file.path));
         let opened = self.call_in_box(caller, &id, open).await?.map_err(file_error)?;
         let (service, caller) = (self.clone(), caller.clone());
         Ok((Transfer { service, caller, id, _permit: permit }, opened))

@@ -23,7 +23,7 @@ use crate::librechat::run::queue::{QueuedCall, SessionTurn};
 use crate::librechat::state::LibreChat;
 use crate::store::owner::Principal;
 use crate::work::create::{CreateRequest, Created};
-use crate::work::exec::Fed;
+use crate::work::exec::ProcessInput;
 use crate::work::files::{BoxFiles, InputFile};
 use crate::work::outcome::RunOutput;
 use crate::work::output::{OutputSink, PastLimit};
@@ -97,7 +97,7 @@ impl SessionCall {
         let id = status.id;
         let mut known = Known::recall(&self.app, &self.turn.call.session, id.clone()).await?;
         self.put(&id, &mut known, &run.inputs, run.work.code).await?;
-        let process = self.app.exec(&self.caller, &id, run.work.exec, Fed::No).await?;
+        let process = self.app.exec(&self.caller, &id, run.work.exec, ProcessInput::None).await?;
         let process = process.with_past_limit(PastLimit::Kill);
         let relayed = process.relay(Input::default(), None, &OutputSink::Keep);
         let output = tokio::select! {
