@@ -4,7 +4,7 @@
 //! its creation until its end was observed.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use tare_engine::spec::quantity;
@@ -59,7 +59,7 @@ impl Quotas {
         let Some(key) = caller.tenant.key() else {
             return Ok(None);
         };
-        let mut accounts = self.accounts();
+        let mut accounts = locked(&self.0);
         let account = accounts.entry(key.to_owned()).or_default();
         if let Some(quota) = config.keys.iter().find(|one| one.name.as_str() == key) {
             account.check(quota, need.memory_bytes)?;
@@ -72,7 +72,7 @@ impl Quotas {
 
     /// Counts a box that exists already, for the key that created it.
     pub fn of_existing(&self, key: &str, memory_bytes: u64) -> QuotaHold {
-        let mut accounts = self.accounts();
+        let mut accounts = locked(&self.0);
         let account = accounts.entry(key.to_owned()).or_default();
         self.put(account, key, Need::of_existing(0, memory_bytes))
     }
@@ -86,7 +86,7 @@ impl Quotas {
     /// Counts a stop that waits for its box. Without keys all callers share one account.
     pub fn begin_stop(&self, caller: &Caller) -> Result<StopTurn, ServiceError> {
         let key = caller.tenant.as_str().to_owned();
-        let mut accounts = self.accounts();
+        let mut accounts = locked(&self.0);
         let account = accounts.entry(key.clone()).or_default();
         if account.stops >= STOPS_MAX {
             let message = format!("{STOPS_MAX} stops of this key are waiting for their boxes");
@@ -98,17 +98,13 @@ impl Quotas {
 
     /// Changes the account of a key, and forgets it if nothing of it is left.
     fn change(&self, key: &str, change: impl FnOnce(&mut Account)) {
-        let mut accounts = self.accounts();
+        let mut accounts = locked(&self.0);
         if let Some(account) = accounts.get_mut(key) {
             change(account);
             if account.is_empty() {
                 accounts.remove(key);
             }
         }
-    }
-
-    fn accounts(&self) -> MutexGuard<'_, HashMap<String, Account>> {
-        locked(&self.0)
     }
 }
 
@@ -242,7 +238,7 @@ mod tests {
         for number in 0..100_000 {
             drop(quotas.of_existing(&format!("key-{number}"), 1));
         }
-        assert_eq!(quotas.accounts().len(), 0);
+        assert_eq!(locked(&quotas.0).len(), 0);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! all, the next one a quarter, and so on. So a key that comes later finds a part too.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use crate::workers::locked;
 
@@ -52,11 +52,7 @@ impl SharedAmount {
 
     /// Returns what all holders have.
     pub fn held(&self) -> u64 {
-        self.lock().all
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HeldAmounts> {
-        locked(&self.0)
+        locked(&self.0).all
     }
 }
 
@@ -68,7 +64,7 @@ impl Share {
 
     /// Changes the amount. A smaller one is always granted. If this is refused, the old one stays.
     pub fn resize(&mut self, amount: u64, most: u64) -> Result<(), NoShare> {
-        let mut held = self.amounts.lock();
+        let mut held = locked(&self.amounts.0);
         if amount > self.amount {
             held.check(self, amount - self.amount, most)?;
         }
@@ -80,7 +76,7 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.amounts.lock().change(self.key.as_deref(), self.amount, 0);
+        locked(&self.amounts.0).change(self.key.as_deref(), self.amount, 0);
     }
 }
 
@@ -155,6 +151,6 @@ mod tests {
         for number in 0..100_000 {
             drop(hold(&shared, &number.to_string(), 1));
         }
-        assert_eq!((shared.held(), shared.lock().of_key.len()), (0, 0));
+        assert_eq!((shared.held(), locked(&shared.0).of_key.len()), (0, 0));
     }
 }

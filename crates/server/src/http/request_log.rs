@@ -2,7 +2,7 @@
 //! what it holds until its response is sent.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
@@ -70,19 +70,19 @@ pub fn charge(http: &Http) -> Charge {
 
 /// Holds the memory of the request's body until the request is over.
 pub fn hold_body(charge: Charge) {
-    CURRENT.try_with(|current| current.held().body = Some(charge)).ok();
+    CURRENT.try_with(|current| locked(&current.held).body = Some(charge)).ok();
 }
 
 /// Takes the charge of the body out of the request, for a process that outlives the request.
 pub fn take_body() -> Option<Charge> {
-    let taken = CURRENT.try_with(|current| current.held().body.take());
+    let taken = CURRENT.try_with(|current| locked(&current.held).body.take());
     taken.ok().flatten()
 }
 
 /// Counts the request as a stream until its response is over.
 pub fn hold_stream(http: &Http) -> Result<(), ServiceError> {
     let stream = open_stream(http)?;
-    CURRENT.try_with(|current| current.held().stream = Some(stream)).ok();
+    CURRENT.try_with(|current| locked(&current.held).stream = Some(stream)).ok();
     Ok(())
 }
 
@@ -98,14 +98,10 @@ impl RequestContext {
         self.key.get().map(String::as_str)
     }
 
-    fn held(&self) -> MutexGuard<'_, HeldByRequest> {
-        locked(&self.held)
-    }
-
     /// Returns what the request holds, and holds the memory of its response, unless that is a
     /// stream.
     fn hold_response(&self, http: &Http, response: &Body) -> Result<HeldByRequest, ServiceError> {
-        let mut held = std::mem::take(&mut *self.held());
+        let mut held = std::mem::take(&mut *locked(&self.held));
         let length = response.size_hint().exact();
         if let Some(length) = length.filter(|length| !bodies::is_small(*length)) {
             let mut charge = http.bodies.charge(&http.config(), self.key());

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use tare_engine::Context as _;
 use tare_engine::logs::Logs;
@@ -49,7 +49,7 @@ impl Followers {
     /// Returns a follower that every write to the log wakes from now on.
     pub fn follow(&self, logs: &Logs) -> Result<Follower, ServiceError> {
         let shared = self.shared().context(|| "cannot watch logs".to_owned())?;
-        let mut files = shared.files();
+        let mut files = locked(&shared.files);
         let marks = logs.watch_with(&shared.watch)?;
         let known = files.get(&marks[0]).map(|file| file.written.clone());
         let sender = known.unwrap_or_default();
@@ -90,7 +90,7 @@ async fn wake(shared: Arc<LogWatch>, events: AsyncFd<OwnedFd>) {
 impl LogWatch {
     fn wake(&self) {
         let changed = self.watch.changes().unwrap_or(Changes::Unknown);
-        for (mark, file) in &*self.files() {
+        for (mark, file) in &*locked(&self.files) {
             let is_changed = match &changed {
                 Changes::Of(marks) => marks.contains(mark),
                 Changes::Unknown => true,
@@ -99,10 +99,6 @@ impl LogWatch {
                 file.written.send_replace(());
             }
         }
-    }
-
-    fn files(&self) -> MutexGuard<'_, HashMap<Mark, File>> {
-        locked(&self.files)
     }
 }
 
@@ -117,7 +113,7 @@ impl Follower {
 
 impl Drop for Follower {
     fn drop(&mut self) {
-        let mut files = self.shared.files();
+        let mut files = locked(&self.shared.files);
         for mark in self.marks {
             let Some(file) = files.get_mut(&mark) else {
                 continue;

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use tare_engine::{BoxId, Keeper};
 use tokio::runtime::Handle;
@@ -33,7 +33,7 @@ impl KeeperWatch {
     /// Watches a box until its keeper ends, and holds its guard until then. Does nothing if the
     /// box is watched already.
     pub fn add(self: &Arc<Self>, id: BoxId, keeper: Keeper, admitted: Option<Admitted>) {
-        let mut running = self.running();
+        let mut running = locked(&self.running);
         if running.contains_key(&id) {
             return;
         }
@@ -49,23 +49,19 @@ impl KeeperWatch {
             keeper.reap().ok();
         }
         // If the pidfd could not be watched, the next look at all boxes adds the box again.
-        let was_running = self.running().remove(&id).is_some();
+        let was_running = locked(&self.running).remove(&id).is_some();
         if dead.is_ok() && was_running {
             self.ended.send(id).await.ok();
         }
     }
 
     pub fn has(&self, id: &BoxId) -> bool {
-        self.running().contains_key(id)
+        locked(&self.running).contains_key(id)
     }
 
     /// Stops counting a box whose end is known already. Its end is not reported.
     pub fn remove(&self, id: &BoxId) {
-        self.running().remove(id);
-    }
-
-    fn running(&self) -> MutexGuard<'_, HashMap<BoxId, Option<Admitted>>> {
-        locked(&self.running)
+        locked(&self.running).remove(id);
     }
 }
 
@@ -108,7 +104,7 @@ mod tests {
         let watch = KeeperWatch::new(runtime.handle().clone(), ends);
         let (mut child, keeper) = child();
         watch.add(BoxId::random(), keeper, None);
-        let id = watch.running().keys().next().cloned().expect("a box");
+        let id = locked(&watch.running).keys().next().cloned().expect("a box");
         watch.remove(&id);
         assert!(!watch.has(&id));
         drop(child.stdin.take());

@@ -4,7 +4,7 @@
 //! call that waits for its turn holds no thread.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use tare_engine::BoxId;
 use tokio::sync::oneshot;
@@ -78,7 +78,7 @@ impl BoxCalls {
         turn: oneshot::Sender<CallTurn>,
         keys: usize,
     ) -> Result<(), ServiceError> {
-        let mut calls = self.lock();
+        let mut calls = locked(&self.0.calls);
         calls.keys = keys;
         calls.forget_gone();
         let waiting = || calls.waiting.iter().map(|(other, _)| other);
@@ -97,7 +97,7 @@ impl BoxCalls {
     /// Gives a turn to every waiting call that may have one.
     fn give_turns(&self) {
         let mut given = Vec::new();
-        let mut calls = self.lock();
+        let mut calls = locked(&self.0.calls);
         calls.forget_gone();
         let mut place = 0;
         while let Some((call, _)) = calls.waiting.get(place) {
@@ -113,10 +113,6 @@ impl BoxCalls {
         for (sender, turn) in given {
             sender.send(turn).ok();
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Calls> {
-        locked(&self.0.calls)
     }
 }
 
@@ -137,7 +133,7 @@ impl Calls {
 
 impl Drop for CallTurn {
     fn drop(&mut self) {
-        let mut calls = self.queue.lock();
+        let mut calls = locked(&self.queue.0.calls);
         if let Some(place) = calls.running.iter().position(|call| *call == self.call) {
             calls.running.swap_remove(place);
         }
@@ -180,7 +176,7 @@ mod tests {
         drop(first);
         assert_eq!(take_all(&calls, "c").await.len(), 3);
         drop(second);
-        assert_eq!(calls.lock().running, []);
+        assert_eq!(locked(&calls.0.calls).running, []);
     }
 
     #[tokio::test]

@@ -11,7 +11,7 @@
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use tare_engine::{
@@ -106,7 +106,7 @@ impl Service {
     /// Logs that a request could not end a box, once for each box.
     pub fn note_stuck(&self, id: &BoxId, event: OfBox<'_>, error: &ServiceError) {
         if error.code == STUCK {
-            self.stuck.known().insert(id.clone());
+            locked(&self.stuck.0).insert(id.clone());
             self.journal.record(&LogEvent::stuck(event, &error.message));
         }
     }
@@ -147,12 +147,8 @@ impl StuckBoxes {
         let mut stuck: Vec<&Status> =
             boxes.iter().filter(|one| one.state == State::Stuck).collect();
         let now = stuck.iter().map(|one| one.id.clone()).collect();
-        let before = std::mem::replace(&mut *self.known(), now);
+        let before = std::mem::replace(&mut *locked(&self.0), now);
         stuck.retain(|one| !before.contains(&one.id));
         stuck
-    }
-
-    fn known(&self) -> MutexGuard<'_, HashSet<BoxId>> {
-        locked(&self.0)
     }
 }

@@ -4,7 +4,7 @@
 //! the next server does not know them.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tare_engine::spec::command;
@@ -72,7 +72,7 @@ impl ReservedPlace<'_> {
 impl Drop for ReservedPlace<'_> {
     fn drop(&mut self) {
         if let Some(exec) = &self.exec {
-            self.execs.remembered().remove(&exec.id);
+            locked(&self.execs.remembered).remove(&exec.id);
         }
     }
 }
@@ -124,7 +124,7 @@ impl Processes {
     /// Reserves a place for a process that is about to start. If there are too many, the process
     /// that ended first is forgotten.
     pub fn reserve(&self, exec: Arc<ExecProcess>) -> Result<ReservedPlace<'_>, ServiceError> {
-        let mut remembered = self.remembered();
+        let mut remembered = locked(&self.remembered);
         forget_old(&mut remembered);
         let of_box = |one: &&Arc<ExecProcess>| one.box_id == exec.box_id;
         if remembered.values().filter(of_box).count() >= REMEMBERED_OF_ONE_BOX_MAX {
@@ -138,7 +138,7 @@ impl Processes {
     }
 
     pub fn find(&self, box_id: &BoxId, id: &str) -> Result<Arc<ExecProcess>, ServiceError> {
-        let remembered = self.remembered();
+        let remembered = locked(&self.remembered);
         let found = remembered.get(id).filter(|exec| exec.box_id == *box_id);
         found.cloned().ok_or_else(|| {
             let message = format!("box {box_id} has no such exec");
@@ -149,11 +149,7 @@ impl Processes {
     }
 
     pub fn forget_old(&self) {
-        forget_old(&mut self.remembered());
-    }
-
-    fn remembered(&self) -> MutexGuard<'_, HashMap<String, Arc<ExecProcess>>> {
-        locked(&self.remembered)
+        forget_old(&mut locked(&self.remembered));
     }
 }
 

@@ -2,7 +2,7 @@
 //! the oldest bytes and learns how many.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 
 use tokio::sync::watch;
 
@@ -58,7 +58,7 @@ pub enum Piece {
 
 impl RecentOutput {
     pub fn add(&self, chunk: Chunk) {
-        let mut held = self.held();
+        let mut held = locked(&self.held);
         held.end += chunk.bytes().len() as u64;
         held.put(chunk);
         while held.end - held.begin > KEPT_BYTES_MAX as u64 {
@@ -73,13 +73,13 @@ impl RecentOutput {
 
     /// The output is complete.
     pub fn end(&self) {
-        self.held().is_over = true;
+        locked(&self.held).is_over = true;
         self.changed.send_replace(());
     }
 
     /// The number of bytes of the whole output, and of those that are no longer kept.
     pub fn counts(&self) -> (u64, u64) {
-        let held = self.held();
+        let held = locked(&self.held);
         (held.end, held.begin)
     }
 
@@ -96,7 +96,7 @@ impl RecentOutput {
     }
 
     fn look(&self, Position(place): &mut Position) -> Option<Piece> {
-        let held = self.held();
+        let held = locked(&self.held);
         if *place < held.begin {
             let missed = held.begin - *place;
             *place = held.begin;
@@ -113,10 +113,6 @@ impl RecentOutput {
             at = end;
         }
         held.is_over.then_some(Piece::Over)
-    }
-
-    fn held(&self) -> MutexGuard<'_, KeptOutput> {
-        locked(&self.held)
     }
 }
 
