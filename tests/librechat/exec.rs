@@ -163,6 +163,20 @@ import zipfile; zipfile.ZipFile('all.zip', 'w').write('kept.txt')";
 }
 
 #[test]
+fn an_input_in_an_unreadable_directory_is_not_reported_as_deleted() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let hidden = chat.given("in/data.csv", b"a");
+    let removed = chat.given("removed.txt", b"gone");
+    let code = "rm removed.txt; chmod 0 in; echo new > new.txt";
+    let answer = chat.exec(json!({ "lang": "bash", "code": code, "files": [hidden, removed] }));
+    assert!(answer["deleted_files"].is_null(), "{answer}");
+    assert_eq!(file(&answer, "in/data.csv")["id"], hidden["id"]);
+    assert!(file(&answer, "new.txt")["inherited"].is_null(), "{answer}");
+    chat.stop(&tare);
+}
+
+#[test]
 fn a_read_only_input_is_unchanged() {
     let tare = tare!();
     let chat = Chat::start(&tare);

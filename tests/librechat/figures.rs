@@ -46,6 +46,9 @@ fn shown_figures_are_saved_with_the_next_free_numbers() {
     let shell = "cd /tmp; echo 'import pylab as p; p.plot([1]); p.show()' | python3";
     let second = in_session("bash", shell);
     assert_eq!(made(&second), ["plot_3.png"], "{second}");
+    let seaborn = "import seaborn as sns\nsns.lineplot(x=[1, 2], y=[2, 1])\nsns.mpl.pyplot.show()";
+    let third = in_session("py", seaborn);
+    assert_eq!(made(&third), ["plot_4.png"], "{third}");
     let tools = json!({ "lang": "python", "code": SHOWN, "tools": [{ "name": "f" }] });
     let answer = chat.server.post("/v1/exec/programmatic", &tools).was(200).json();
     assert_eq!(made(&answer), ["mine.png", "plot_1.png", "plot_2.png"], "{answer}");

@@ -40,8 +40,8 @@ pub fn pack(
     pack_including(Include::Everything, out, directory, entry, name)
 }
 
-/// Writes an archive of the regular files that can be read, and their directories. Leaves out
-/// everything else without an error.
+/// Writes an archive of the regular files and their directories. Symlinks and special files are
+/// left out without an error, and unreadable entries as [`pack`] leaves them out.
 pub fn pack_files(
     out: &mut dyn Write,
     directory: BorrowedFd<'_>,
@@ -85,7 +85,7 @@ fn pack_including(
 enum Include {
     /// All that an archive can have.
     Everything,
-    /// Regular files that can be read, and the directories that they are in.
+    /// Regular files, and the directories that they are in.
     Files,
 }
 
@@ -177,9 +177,7 @@ impl Packer<'_> {
 
     /// Goes on without an entry, or without the content of a directory.
     fn leave_out(&mut self, why: Error) {
-        if self.include == Include::Everything {
-            self.left_out.get_or_insert(why);
-        }
+        self.left_out.get_or_insert(why);
     }
 
     /// Packs one entry, without the content of a directory.

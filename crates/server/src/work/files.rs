@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use tare_archive::{Kind, Reader, Writer};
 use tare_engine::spec::defaults::HOME;
-use tare_engine::{BoxId, Context as _, Engine, Error, ErrorKind, Timestamp};
+use tare_engine::{BoxId, Context as _, Copied, Engine, Error, ErrorKind, Timestamp};
 
 use crate::admission::Caller;
 use crate::error::ServiceError;
@@ -102,19 +102,20 @@ impl BoxFiles<'_> {
         sent.context(|| format!("cannot send files to box {}", self.id))
     }
 
-    /// Passes the regular files at `path` to `read`, as an archive.
+    /// Passes the regular files at `path` to `read`, as an archive. Unreadable ones may be left out.
     pub fn read<T>(
         &self,
         path: &Path,
         read: impl FnOnce(&mut Reader<'_>) -> Result<T, tare_archive::Error>,
-    ) -> Result<T, Error> {
+    ) -> Result<(T, Copied), Error> {
         let copying = self.engine.copy_files_out(self.id, path)?;
         let mut stream = Pipe::of(&copying.stream).context(|| "cannot receive files".into())?;
         let read = read(&mut Reader::new(&mut stream));
         drop(stream);
         // The error of the copy process says more than the end of its archive.
-        copying.finish()?;
-        read.context(|| format!("cannot read the files of box {}", self.id))
+        let copied = copying.finish()?;
+        let read = read.context(|| format!("cannot read the files of box {}", self.id))?;
+        Ok((read, copied))
     }
 
     /// Reads the files and whole directories in `paths` that exist.
@@ -147,7 +148,7 @@ impl BoxFiles<'_> {
             Err(error) if error.kind() == ErrorKind::BadRequest && found.len() == found_before => {
                 Ok(())
             }
-            read => read,
+            read => read.map(|((), _)| ()),
         }
     }
 }

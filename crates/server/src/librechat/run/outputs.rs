@@ -9,6 +9,7 @@ use std::path::Path;
 
 use serde::Serialize;
 use tare_archive::{Entry, Kind, Reader};
+use tare_engine::Copied;
 use tare_engine::spec::defaults::HOME;
 
 use crate::error::ServiceError;
@@ -101,7 +102,13 @@ impl Outputs {
         });
         let unseen = inputs.values().filter(|input| !seen.contains(&input.name));
         match received {
-            Ok(()) => collected.deleted = unseen.map(|input| input.name.clone()).collect(),
+            Ok(((), Copied::Everything)) => {
+                collected.deleted = unseen.map(|input| input.name.clone()).collect();
+            }
+            // An input that was not seen may be in a directory that the program made unreadable.
+            Ok(((), Copied::AllBut(_))) => {
+                collected.left.extend(unseen.cloned().map(OutputFile::Inherited));
+            }
             Err(_) => {
                 collected.failed += 1;
                 collected.left.extend(unseen.cloned().map(OutputFile::Inherited));

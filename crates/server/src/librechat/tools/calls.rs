@@ -46,7 +46,7 @@ pub fn collect(files: BoxFiles<'_>, language: ToolLanguage) -> Result<Vec<Call>,
         return Err(TOO_MUCH);
     }
     // If the code removed the directory, there are no calls.
-    let mut texts = read.unwrap_or_default();
+    let mut texts = read.map(|(texts, _)| texts).unwrap_or_default();
     // The names of the files give the order of the calls.
     texts.sort_by_key(|(name, _)| (name.len(), name.clone()));
     let parse = |(_, text): &NamedText| language.parse(text).ok_or(NOT_A_CALL);
