@@ -128,8 +128,8 @@ impl Authenticator<'_> {
     }
 
     fn without_key(&self) -> Caller {
-        let is_open = self.config.keys.is_empty() && self.config.librechat.jwt.is_none();
-        let tenant = Tenant::parse(TENANT).filter(|_| !is_open);
+        let has_no_credentials = self.config.keys.is_empty() && self.config.librechat.jwt.is_none();
+        let tenant = Tenant::parse(TENANT).filter(|_| !has_no_credentials);
         Caller::of(tenant.unwrap_or_default())
     }
 

@@ -45,12 +45,13 @@ pub struct Input {
 /// The inputs by name. If two have the same name, the later one counts.
 pub type Inputs = BTreeMap<String, Input>;
 
-/// A change that is at least this old has another time than every later change.
-const EARLIER_S: i64 = 2;
+/// Times of changes have a resolution of a second. A change that is at least this old has another
+/// time than every later change.
+const MTIME_SETTLED_S: i64 = 2;
 
 /// Returns the time of a change unless a later change could have the same time.
 pub fn mtime_if_usable(mtime: i64) -> Option<i64> {
-    (mtime <= files::now() - EARLIER_S).then_some(mtime)
+    (mtime <= files::now() - MTIME_SETTLED_S).then_some(mtime)
 }
 
 pub async fn find(
@@ -104,8 +105,11 @@ fn find_one(
     let object = store.find(&session, &id)?.ok_or_else(|| gone(name))?;
     claim.check(principal, &object)?;
     let created = i64::try_from(object.created_at.as_ms() / 1000).unwrap_or(0);
-    let input =
-        Input { name: name.clone(), object, mtime: Some(created.min(files::now() - EARLIER_S)) };
+    let input = Input {
+        name: name.clone(),
+        object,
+        mtime: Some(created.min(files::now() - MTIME_SETTLED_S)),
+    };
     Ok((reference.name, input))
 }
 

@@ -133,11 +133,11 @@ impl Outputs {
                 continue;
             }
             let input = inputs.get(&name);
-            let is_as_it_came = |input: &&Input| {
+            let is_unchanged = |input: &&Input| {
                 let same = input.object.size == size && input.mtime == Some(entry.mtime);
                 same || input.object.read_only
             };
-            if let Some(input) = input.filter(is_as_it_came) {
+            if let Some(input) = input.filter(is_unchanged) {
                 collected.left.push(OutputFile::Inherited(input.clone()));
             } else if collected.kept() >= self.files_max {
                 collected.skip(&name, SkipReason::MaxFiles);

@@ -107,7 +107,7 @@ impl QueuedCall {
 fn busy() -> ServiceError {
     let busy = ServiceError::conflict(
         "runtime_session_busy",
-        "this session ran other code for as long as the call could wait",
+        "the session was busy with other code for as long as a call may wait ([librechat] session_wait)",
     );
     ServiceError { refused_for: Some("session_busy"), ..busy }
 }
