@@ -22,6 +22,9 @@ fn continued(
     while answer["status"] == "tool_call_required" {
         let calls = answer["tool_calls"].as_array().expect("calls");
         rounds.push(calls.len());
+        // Waiting for results is not an end that a user must know about.
+        let stderr = answer["partial_stderr"].as_str().expect("text");
+        assert!(!stderr.contains("[sandbox]"), "{answer}");
         let results: Vec<Value> = calls
             .iter()
             .map(|call| {

@@ -307,6 +307,12 @@ fn host_network_without_keys_needs_a_unix_socket() {
         fs::write(&keys, "first-key\n").expect("a file");
         let keys = keys.display().to_string();
         Server::start(&tare, &["--config", &config, "--api-key-file", &keys]).stop().ok();
+        fs::write(&path, format!("[librechat]\nanonymous_exec = true\n{settings}"))
+            .expect("a file");
+        tare.call(["serve", "--config", &config, "--api-key-file", &keys])
+            .exited(1)
+            .said(&[refused, "anonymous_exec"]);
+        fs::write(&path, settings).expect("a file");
         let socket = format!("unix:{}", directory.path().join("tare.sock").display());
         let running = tare.spawn_call(["serve", "--listen", &socket, "--config", &config]);
         running.see_error("listening");

@@ -47,7 +47,7 @@ pub struct ProcessArgs {
     pub env_file: Vec<PathBuf>,
 
     /// Pass standard input to the command even if it is a terminal; with
-    /// --detach, keep it open for 'tare attach'
+    /// 'run -d', keep it open for 'tare attach'
     #[arg(short, long, help_heading = "Command")]
     pub interactive: bool,
 

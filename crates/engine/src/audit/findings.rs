@@ -138,7 +138,7 @@ impl FindingKind {
             }
             Self::Foreign { path } => format!("{} was not made by tare", quoted(path)),
             Self::LostKeeper => format!("box {id} has ended, and its end is not recorded"),
-            Self::LostCreator => format!("the 'tare run' of attached box {id} is gone"),
+            Self::LostCreator => format!("the process that made attached box {id} is gone"),
             Self::PassedLease => format!("box {id} lives past its lease"),
             Self::LostCgroup => format!("box {id} is alive, and its cgroup is gone"),
             Self::LostScratch => format!("the kept files of box {id} are gone"),

@@ -214,13 +214,15 @@ impl Config {
     /// A box with the host's network reaches the host's loopback, and the API there.
     pub fn check_host_network(&self, exposure: Exposure) -> Result<(), Error> {
         let is_given = self.limits.host_network || self.librechat.boxes.host_network;
-        let accepts_anonymous = self.librechat.auth(&self.keys) == Auth::None;
+        let accepts_anonymous =
+            self.librechat.auth(&self.keys) == Auth::None || self.librechat.anonymous_exec;
         if !is_given || !accepts_anonymous || exposure == Exposure::Socket {
             return Ok(());
         }
         let message = "host_network gives boxes this API: set [[keys]] or listen on unix:PATH";
-        Err(Error::bad_request(message)
-            .with_hint("with auth = \"none\" under [librechat], boxes need no key there either"))
+        Err(Error::bad_request(message).with_hint(
+            "auth = \"none\" and anonymous_exec under [librechat] let boxes in without a key",
+        ))
     }
 
     /// Returns whether the native API accepts requests without a key: only from this host, and

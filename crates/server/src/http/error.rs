@@ -107,6 +107,6 @@ mod tests {
             Error::new(ErrorKind::NoSuchBox, "there is no box 'x'").with_hint(Hint::ListBoxes);
         let error = ServiceError::from(error);
         assert_eq!(status(error.kind), StatusCode::NOT_FOUND);
-        assert_eq!(hint(&error).as_deref(), Some("GET /v1/boxes lists all"));
+        assert_eq!(hint(&error).as_deref(), Some("GET /v1/boxes?all=true lists all"));
     }
 }

@@ -5,7 +5,7 @@ use tare_engine::{Hint, LimitName};
 pub fn words(hint: &Hint) -> String {
     let text = match hint {
         Hint::Text(text) => text,
-        Hint::ListBoxes => "GET /v1/boxes lists all",
+        Hint::ListBoxes => "GET /v1/boxes?all=true lists all",
         Hint::SeeHowItEnded => "GET of the box says how; POST /v1/boxes makes another",
         Hint::InspectOrForce => {
             "GET of the box says what it is doing; DELETE with ?force=true ends it"

@@ -145,6 +145,12 @@ pub fn add_reason(stderr: &mut String, reason: &str) {
     stderr.push_str(&format!("\n[sandbox] {reason}\n"));
 }
 
+/// Returns what the program itself wrote, without the line that [`add_reason`] added.
+pub fn without_reason(answer: &Answer) -> &str {
+    let reason = answer.message.as_ref().map(|reason| format!("\n[sandbox] {reason}\n"));
+    reason.and_then(|line| answer.stderr.strip_suffix(&*line)).unwrap_or(&answer.stderr)
+}
+
 impl FilesAnswer {
     fn of(collected: Collected) -> Self {
         Self {
@@ -309,5 +315,6 @@ mod tests {
     fn the_reason_is_on_stderr_for_clients_that_show_nothing_else() {
         let answer = answer(End::killed(Cause::Timeout));
         assert_eq!(answer.stderr, "\n[sandbox] Time limit exceeded\n");
+        assert_eq!(without_reason(&answer), "");
     }
 }

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::admission::Caller;
 use crate::error::ServiceError;
-use crate::librechat::answer::{Answer, add_reason};
+use crate::librechat::answer::{Answer, add_reason, without_reason};
 use crate::librechat::run::box_spec::{CodeRun, code_file};
 use crate::librechat::run::exec::LibreChatRun;
 use crate::librechat::state::LibreChat;
@@ -138,12 +138,14 @@ impl Execution {
             return Ok(ToolResponse::failed(error, answer, self.calls_made));
         }
         let tool_calls = self.request_results(calls)?;
+        // The program for bash kills itself to wait for results, which is not a failure.
+        let partial_stderr = without_reason(&answer).to_owned();
         Ok(ToolResponse::ToolCallRequired {
             continuation_token: lock.waits(self)?,
             session_id: answer.session_id,
             tool_calls,
             partial_stdout: answer.stdout,
-            partial_stderr: answer.stderr,
+            partial_stderr,
         })
     }
 

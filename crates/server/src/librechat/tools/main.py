@@ -76,6 +76,8 @@ def tool(calls, name, parameters):
             # One object stands for all arguments, unless it is the value of the first one.
             if not names or positional[0].keys() <= set(names):
                 return {**positional[0], **keywords}
+        if positional and not names:
+            raise TypeError(f"{name}() declares no parameters: pass arguments by name")
         if len(positional) > len(names):
             raise TypeError(f"{name}() takes {len(names)} positional arguments at most")
         arguments = dict(zip(names, positional))
