@@ -176,6 +176,21 @@ fn an_input_in_an_unreadable_directory_is_not_reported_as_deleted() {
     chat.stop(&tare);
 }
 
+/// Each output has a copy of the id.
+#[test]
+fn a_user_id_beyond_its_limit_is_refused() {
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    for (route, lang) in [("/v1/exec", "py"), ("/v1/exec/programmatic", "python")] {
+        let request =
+            |bytes: usize| json!({ "lang": lang, "code": "1", "user_id": "u".repeat(bytes) });
+        let refused = chat.server.post(route, &request(257)).was(400);
+        assert!(refused.text().contains("a user id has at most 256 bytes"), "{}", refused.text());
+        chat.server.post(route, &request(256)).was(200);
+    }
+    chat.stop(&tare);
+}
+
 #[test]
 fn a_read_only_input_is_unchanged() {
     let tare = tare!();

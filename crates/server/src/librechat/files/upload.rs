@@ -20,7 +20,7 @@ use crate::work::processes::TransferPermit;
 
 const USER_ID: &str = "user-id";
 /// An id of a user is far shorter.
-const USER_ID_BYTES_MAX: usize = 256;
+pub const USER_ID_BYTES_MAX: usize = 256;
 /// Fields of one form; it has a handful.
 const FIELDS_MAX: usize = 32;
 

@@ -2,7 +2,7 @@
 
 use axum::extract::{Extension, State};
 use axum::http::HeaderMap;
-use serde::de::IgnoredAny;
+use serde::de::{Error as _, IgnoredAny};
 use serde::{Deserialize, Deserializer};
 
 use crate::admission::Caller;
@@ -10,6 +10,7 @@ use crate::error::ServiceError;
 use crate::http::bounded::List;
 use crate::http::extract::Json;
 use crate::librechat::answer::Answer;
+use crate::librechat::files::upload::USER_ID_BYTES_MAX;
 use crate::librechat::run::box_spec::CodeRun;
 use crate::librechat::run::inputs::{self, FileRef, Inputs};
 use crate::librechat::run::outputs::{Collected, OutputFile, Outputs};
@@ -32,7 +33,8 @@ pub struct ExecRequest {
     pub args: Vec<String>,
     #[serde(default, deserialize_with = "few_or_none::<_, _, FILES_MAX>")]
     pub files: Vec<FileRef>,
-    /// The user that the client names.
+    /// The user that the client names. The record of each output has a copy.
+    #[serde(default, deserialize_with = "user_id_or_none")]
     pub user_id: Option<String>,
     /// In milliseconds; at most what the operator allows.
     pub timeout: Option<f64>,
@@ -53,6 +55,17 @@ where
     T: Deserialize<'de>,
 {
     Ok(Option::<List<T, MAX>>::deserialize(input)?.unwrap_or_default().0)
+}
+
+/// The id of a user, which has at most [`USER_ID_BYTES_MAX`] bytes.
+pub fn user_id_or_none<'de, D: Deserializer<'de>>(input: D) -> Result<Option<String>, D::Error> {
+    match Option::<String>::deserialize(input)? {
+        Some(id) if id.len() > USER_ID_BYTES_MAX => {
+            let message = format!("a user id has at most {USER_ID_BYTES_MAX} bytes");
+            Err(D::Error::custom(message))
+        }
+        id => Ok(id),
+    }
 }
 
 /// Clients write `null` for what they leave out.
@@ -84,18 +97,20 @@ async fn execute(
         return Err(attached::mismatch());
     }
     let hint = Hint::parse(request.runtime_session_hint.as_deref().unwrap_or_default())?;
-    // First: calls of a session run in the order in which they came.
-    let queued = hint.map(|hint| {
-        let most = app.config().librechat.session_queue;
-        app.queues.enter(hint.session_of(principal), most)
-    });
-    let queued = queued.transpose()?;
     let work =
         CodeRun::of(&app.config(), &request.lang, request.code, &request.args, request.timeout)?;
+    // A call waits before its files are looked up, so that calls run in the order in which they came.
+    let turn = match hint {
+        None => None,
+        Some(hint) => {
+            let most = app.config().librechat.session_queue;
+            Some(app.queues.enter(hint.session_of(principal), most)?.turn(app).await?)
+        }
+    };
     let task = LibreChatRun::of(app, principal, work, request.files, request.user_id).await?;
-    match queued {
+    match turn {
         None => Ok(task.run(app, caller, None).await?.0),
-        Some(queued) => session::run(app, caller, queued, task).await,
+        Some(turn) => session::run(app, caller, turn, task).await,
     }
 }
 

@@ -31,6 +31,17 @@ pub struct FileRef {
     pub entity_id: Option<String>,
 }
 
+impl FileRef {
+    /// The memory that the reference takes.
+    pub fn bytes(&self) -> usize {
+        let Self { id, name, version: _, storage_session_id, session_id, .. } = self;
+        let Self { kind, resource_id, entity_id, .. } = self;
+        let optional = [storage_session_id, session_id, kind, resource_id, entity_id];
+        let texts = optional.into_iter().flatten().chain([id, name]);
+        size_of::<Self>() + texts.map(String::len).sum::<usize>()
+    }
+}
+
 /// A file that is copied into a box.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Input {

@@ -19,7 +19,7 @@ use crate::librechat::run::exec::LibreChatRun;
 use crate::librechat::run::inputs::Inputs;
 use crate::librechat::run::known::Known;
 use crate::librechat::run::outputs::{Collected, OutputFile, Outputs};
-use crate::librechat::run::queue::{QueuedCall, SessionTurn};
+use crate::librechat::run::queue::SessionTurn;
 use crate::librechat::state::LibreChat;
 use crate::store::owner::Principal;
 use crate::work::create::{CreateRequest, Created};
@@ -72,10 +72,9 @@ impl Hint {
 pub async fn run(
     app: &LibreChat,
     caller: &Caller,
-    queued: QueuedCall,
+    turn: SessionTurn,
     run: LibreChatRun,
 ) -> Result<Answer, ServiceError> {
-    let turn = queued.turn(app).await?;
     let interrupt = app.shutdown.interrupt();
     let _interrupt_when_dropped = interrupt.clone().drop_guard();
     let call = SessionCall { app: app.clone(), caller: caller.clone(), turn, interrupt };

@@ -31,6 +31,9 @@ pub struct Call {
 /// Why the calls of a program are not taken.
 pub type Forged = &'static str;
 
+/// `main.sh` makes the key of a call with sha256sum.
+const KEY_CHARACTERS: usize = 64;
+
 const TOO_MUCH: Forged = "the code asks for too many calls at once, or for too large ones";
 const NOT_A_CALL: Forged = "the code wrote a file that is not a call";
 
@@ -86,6 +89,10 @@ impl ToolLanguage {
                 let text = std::str::from_utf8(content).ok()?;
                 let (key, rest) = text.split_once('\n')?;
                 let (name, input) = rest.split_once('\n')?;
+                // The key becomes a file name.
+                if key.len() != KEY_CHARACTERS || !key.bytes().all(|it| it.is_ascii_hexdigit()) {
+                    return None;
+                }
                 // Input that is not JSON is passed on as text.
                 let input = serde_json::from_str(input).or_else(|_| to_raw_value(input));
                 let input = input.ok()?;
@@ -111,11 +118,16 @@ mod tests {
     fn a_call_is_read_as_its_language_writes_it() {
         let python = br#"{"key":"k","name":"f","input":{"a":1}}"#;
         let call = ("k".to_owned(), "f".to_owned(), json!({ "a": 1 }));
-        assert_eq!(parsed(ToolLanguage::Python, python), call);
-        assert_eq!(parsed(ToolLanguage::Bash, b"k\nf\n{\"a\":\n1}"), call);
-        let (_, _, bare) = parsed(ToolLanguage::Bash, b"k\nf\nplain text");
+        assert_eq!(parsed(ToolLanguage::Python, python), call.clone());
+        let key = "0f".repeat(32);
+        let bash = |rest: &str| format!("{key}\n{rest}").into_bytes();
+        let (read, name, input) = parsed(ToolLanguage::Bash, &bash("f\n{\"a\":\n1}"));
+        assert_eq!((read, name, input), (key.clone(), call.1, call.2));
+        let (_, _, bare) = parsed(ToolLanguage::Bash, &bash("f\nplain text"));
         assert_eq!(bare, json!("plain text"));
         assert!(ToolLanguage::Bash.parse(b"k").is_none());
+        let elsewhere = "../".repeat(21) + "x\nf\n{}";
+        assert!(ToolLanguage::Bash.parse(elsewhere.as_bytes()).is_none());
         assert!(ToolLanguage::Python.parse(b"[]").is_none());
     }
 }

@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use crate::error::ServiceError;
 use crate::librechat::attached;
 use crate::librechat::run::box_spec::code_file;
-use crate::librechat::run::exec::{FILES_MAX, few_or_none, or_default};
+use crate::librechat::run::exec::{FILES_MAX, few_or_none, or_default, user_id_or_none};
 use crate::librechat::run::inputs::FileRef;
 use crate::librechat::tools::calls::CALLS_MAX;
 use crate::librechat::tools::stubs::{Tool, ToolLanguage, Tools};
@@ -34,6 +34,7 @@ pub struct Request {
     timeout: Option<f64>,
     #[serde(default, deserialize_with = "few_or_none::<_, _, FILES_MAX>")]
     files: Vec<FileRef>,
+    #[serde(default, deserialize_with = "user_id_or_none")]
     user_id: Option<String>,
     /// A copy of a directory on an attached machine.
     workspace_instance_id: Option<IgnoredAny>,
@@ -142,10 +143,13 @@ fn wrong(message: &str) -> ServiceError {
 }
 
 impl Start {
-    /// The memory that the code and its tools take.
+    /// The memory that the code, its tools and the references to its files take.
     pub fn bytes(&self) -> usize {
         let parameters = self.tools.values().filter_map(|tool| tool.parameters.as_ref());
-        self.code.len() + parameters.map(|schema| schema.get().len()).sum::<usize>()
+        let files = self.files.iter().map(FileRef::bytes);
+        self.code.len()
+            + parameters.map(|schema| schema.get().len()).sum::<usize>()
+            + files.sum::<usize>()
     }
 
     /// The tool of this name, if the client offers it.
