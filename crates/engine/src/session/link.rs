@@ -22,6 +22,9 @@ use crate::spec::BoxId;
 
 /// How long a keeper may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// On a busy host, a keeper may need longer than a short timeout to answer. The timeout of the command
+/// itself begins when it starts.
+const ANSWER_WITHIN_AT_LEAST: Duration = Duration::from_secs(1);
 
 /// A connection on which a call was sent.
 #[derive(Debug)]
@@ -84,7 +87,8 @@ impl KeeperLink {
     }
 }
 
-/// A command with a timeout is not worth waiting for longer than that.
+/// How long to wait for the keeper's answer. A command with a timeout is not worth waiting for longer
+/// than that.
 fn patience(call: &Call) -> Duration {
     let timeout = match call {
         Call::Exec(exec) => exec.timeout_ns.map(Duration::from_nanos),
@@ -96,9 +100,7 @@ fn patience(call: &Call) -> Duration {
         | Call::Usage
         | Call::Input => None,
     };
-    // The kernel takes no time at all for no limit, socket(7).
-    let least = Duration::from_millis(1);
-    timeout.map_or(ANSWER_WITHIN, |timeout| timeout.clamp(least, ANSWER_WITHIN))
+    timeout.map_or(ANSWER_WITHIN, |timeout| timeout.clamp(ANSWER_WITHIN_AT_LEAST, ANSWER_WITHIN))
 }
 
 /// Makes a call that is answered by one report. Returns that report and the descriptor
