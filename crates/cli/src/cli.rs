@@ -14,7 +14,7 @@ use crate::commands::{
 #[derive(Debug, Parser)]
 #[command(
     name = "tare",
-    version,
+    version = tare_engine::version::TEXT,
     disable_help_subcommand = true,
     subcommand_required = true,
     after_help = "Try 'tare run -- echo hello', or 'tare run -d --name web -- python3 -m http.server' for a\nbox that keeps running. BOX is an id, the unique beginning of an id, or a name. Where several\nAPI keys have a box of that name, it is KEY:NAME, or :NAME for a box of the command line."

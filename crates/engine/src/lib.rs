@@ -21,6 +21,7 @@ mod session;
 pub mod spec;
 mod teardown;
 mod time;
+pub mod version;
 
 pub use audit::findings::{Action, Finding, FindingKind};
 pub use audit::{Audit, AuditedBox, Held, HeldNamespace, HeldPort, HeldProcess, KeptBy, KeptFiles};

@@ -101,7 +101,7 @@ pub async fn health(
     let boxes = app.recovery.boxes.load(Ordering::Relaxed);
     axum::Json(Health {
         status: if app.shutdown.is_serving() { "ok" } else { "stopping" },
-        version: env!("CARGO_PKG_VERSION"),
+        version: tare_engine::version::NUMBER,
         uptime_ms: milliseconds(app.started.elapsed()),
         recovery: RecoveryHealth {
             done: app.recovery.is_done.load(Ordering::Acquire),

@@ -24,7 +24,7 @@ struct Crate {
 const CRATES: [Crate; 4] = [
     Crate {
         src: "crates/engine/src",
-        order: "hint error spec time host gauge record holdings observe history teardown audit \
+        order: "version hint error spec time host gauge record holdings observe history teardown audit \
                 care session create operate engine",
         exceptions: &[],
     },
