@@ -10,6 +10,7 @@ mod context;
 mod dispatch;
 mod error;
 mod exit;
+mod foreign_words;
 mod hint;
 mod output;
 mod stdio;

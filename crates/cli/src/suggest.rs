@@ -1,16 +1,18 @@
 //! Suggests what the user may have meant by an unknown word.
 //!
-//! Words of other tools lead to the command or option with that meaning (`list` to `ls`). A word
-//! with a typing error leads to the nearest word by letters (`lss` to `ls`). A word that is far
-//! from all others gets no suggestion, because a wrong one is worse than none.
+//! Words of other tools lead to the command or option with that meaning (`list` to `ls`), or to the
+//! feature that does the job (`foreign_words.rs`). A word with a typing error leads to the nearest
+//! word by letters (`lss` to `ls`). A word that is far from all others gets no suggestion, because a
+//! wrong one is worse than none.
 
 use clap::Command;
 
+use crate::foreign_words;
+
 /// Words of other tools, and the command that does the same.
-const COMMAND_WORDS: [(&str, &str); 30] = [
+const COMMAND_WORDS: [(&str, &str); 27] = [
     ("list", "ls"),
     ("create", "run"),
-    ("start", "run"),
     ("launch", "run"),
     ("shell", "exec"),
     ("enter", "exec"),
@@ -24,8 +26,6 @@ const COMMAND_WORDS: [(&str, &str); 30] = [
     ("history", "explain"),
     ("why", "explain"),
     ("check", "audit"),
-    ("prune", "sweep"),
-    ("clean", "sweep"),
     ("remove", "rm"),
     ("delete", "rm"),
     ("terminate", "stop"),
@@ -58,17 +58,31 @@ const OPTION_WORDS: [(&str, &str); 14] = [
     ("--labels", "--label"),
 ];
 
-/// The command of `tare` that is nearest to `word`.
+/// A hint for a command that tare does not have.
 pub fn command(tare: &Command, word: &str) -> Option<String> {
+    let foreign = foreign_words::COMMANDS.iter().find(|(words, _)| words.contains(&word));
+    if let Some((_, hint)) = foreign {
+        return Some(format!("{hint};"));
+    }
     let names = tare.get_subcommands().flat_map(|it| {
         std::iter::once(it.get_name()).chain(it.get_visible_aliases()).map(|name| (name, name))
     });
-    nearest(word, names.chain(COMMAND_WORDS)).map(str::to_owned)
+    nearest(word, names.chain(COMMAND_WORDS)).map(did_you_mean)
 }
 
-/// The long option of a command that is nearest to `word`, which may have a value.
+fn did_you_mean(nearest: &str) -> String {
+    format!("did you mean {nearest}?")
+}
+
+/// A hint for an option that a command does not have. `word` may have a value.
 pub fn option(command: &Command, word: &str) -> Option<String> {
     let word = word.split('=').next().unwrap_or(word);
+    let foreign = foreign_words::OPTIONS.iter().find(|(commands, words, _)| {
+        commands.contains(&command.get_name()) && words.contains(&word)
+    });
+    if let Some((_, _, hint)) = foreign {
+        return Some(format!("{hint};"));
+    }
     let longs = command.get_arguments().filter_map(|it| it.get_long());
     let options: Vec<String> = longs.map(|it| format!("--{it}")).collect();
     let own = options.iter().map(|it| (it.as_str(), it.as_str()));
@@ -81,12 +95,12 @@ pub fn option(command: &Command, word: &str) -> Option<String> {
         (Some((_, to)), None) if word.len() > "--x".len() => Some(*to),
         (_, _) => None,
     };
-    nearest.or_else(extended).map(str::to_owned)
+    nearest.or_else(extended).map(did_you_mean)
 }
 
-/// The value that is nearest to `word`.
+/// A hint for a value that an option does not take.
 pub fn value(word: &str, known: &[String]) -> Option<String> {
-    nearest(word, known.iter().map(|it| (it.as_str(), it.as_str()))).map(str::to_owned)
+    nearest(word, known.iter().map(|it| (it.as_str(), it.as_str()))).map(did_you_mean)
 }
 
 /// Returns what the candidate with the fewest typing errors leads to. One error is allowed, or two
@@ -126,7 +140,7 @@ mod tests {
             ("banana", None),
             ("x", None),
         ] {
-            assert_eq!(command(&tare(), word).as_deref(), expected, "{word}");
+            assert_eq!(command(&tare(), word), expected.map(did_you_mean), "{word}");
         }
     }
 
@@ -139,7 +153,7 @@ mod tests {
             ("unpause", "resume"),
             ("log", "logs"),
         ] {
-            assert_eq!(command(&tare(), word).as_deref(), Some(expected), "{word}");
+            assert_eq!(command(&tare(), word), Some(did_you_mean(expected)), "{word}");
         }
     }
 
@@ -165,13 +179,89 @@ mod tests {
             ("run", "--output", None),
             ("run", "--output-l", Some("--output-limit")),
             ("run", "--network", Some("--net")),
-            ("run", "--privileged", None),
+            ("run", "--banana", None),
             ("ls", "--al", Some("--all")),
             ("ls", "--mem", None),
             ("stop", "--timeout", None),
         ] {
             let found = option(tare.find_subcommand(name).unwrap(), word);
-            assert_eq!(found.as_deref(), expected, "{name} {word}");
+            assert_eq!(found, expected.map(did_you_mean), "{name} {word}");
+        }
+    }
+
+    /// What a hint names: each command that it quotes with its options, and `of` with the others.
+    fn named<'a>(hint: &'a str, of: &'a str) -> Vec<(&'a str, &'a str)> {
+        let options = |of: &'a str, text: &'a str| {
+            let words = text.split([' ', ',', ':', ';']);
+            let options = words.filter(|word| word.len() > 2 && word.starts_with("--"));
+            options.map(move |option| (of, option)).collect::<Vec<_>>()
+        };
+        let mut parts = hint.split("'tare ");
+        let mut found = options(of, parts.next().unwrap_or_default());
+        for part in parts {
+            let (quoted, after) = part.split_once('\'').expect("a quoted command ends");
+            let (command, rest) = quoted.split_once(' ').unwrap_or((quoted, ""));
+            found.push((command, ""));
+            found.extend(options(command, rest).into_iter().chain(options(of, after)));
+        }
+        found
+    }
+
+    #[test]
+    fn hints_for_words_of_docker_name_only_what_tare_has() {
+        let tare = tare();
+        let of_commands = foreign_words::COMMANDS.iter().map(|(_, hint)| (*hint, "run"));
+        let of_options = foreign_words::OPTIONS
+            .iter()
+            .flat_map(|(commands, _, hint)| commands.iter().map(move |command| (*hint, *command)));
+        for (hint, of) in of_commands.chain(of_options) {
+            for (name, option) in named(hint, of) {
+                let command = tare.find_subcommand(name).unwrap_or_else(|| panic!("{hint}"));
+                let mut longs = command.get_arguments().filter_map(|it| it.get_long());
+                let is_known = option.is_empty() || longs.any(|it| option == format!("--{it}"));
+                assert!(is_known, "{name} has no {option}: {hint}");
+            }
+        }
+    }
+
+    #[test]
+    fn words_of_docker_are_not_words_of_tare_and_lead_to_one_hint() {
+        let tare = tare();
+        let mut seen = Vec::new();
+        for word in foreign_words::COMMANDS.iter().flat_map(|(words, _)| *words) {
+            assert!(tare.find_subcommand(word).is_none() && !seen.contains(word), "{word}");
+            assert!(COMMAND_WORDS.iter().all(|(own, _)| own != word), "{word}");
+            seen.push(word);
+        }
+        for (commands, words, _) in foreign_words::OPTIONS {
+            for command in commands {
+                let command = tare.find_subcommand(command).unwrap();
+                for argument in command.get_arguments() {
+                    let long = argument.get_long().map(|it| format!("--{it}"));
+                    let short = argument.get_short().map(|it| format!("-{it}"));
+                    let own = [long, short].into_iter().flatten();
+                    own.for_each(|own| assert!(!words.contains(&own.as_str()), "{own}"));
+                }
+            }
+        }
+    }
+
+    /// A user who tries `prune` must not run a command that removes more than was meant.
+    #[test]
+    fn a_word_that_sounds_harmless_does_not_lead_to_a_command_that_ends_boxes() {
+        let tare = tare();
+        for word in ["top", "start", "restart", "commit", "prune", "pull", "rmi", "images", "diff"]
+        {
+            let hint = command(&tare, word).expect(word);
+            for verb in
+                ["tare rm", "tare kill", "tare stop", "tare sweep'", "mean rm", "mean sweep"]
+            {
+                assert!(!hint.contains(verb), "{word}: {hint}");
+            }
+        }
+        let run = tare.find_subcommand("run").unwrap();
+        for word in ["-p", "--publish", "--publish=80:80", "--restart", "--privileged"] {
+            assert!(option(run, word).is_some(), "{word}");
         }
     }
 }

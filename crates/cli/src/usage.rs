@@ -54,7 +54,7 @@ pub fn explain(error: &clap::Error, command: Option<&OsStr>) -> Error {
         }
     };
     let hint = match suggestion {
-        Some(nearest) => format!("did you mean {nearest}? {help}"),
+        Some(suggestion) => format!("{suggestion} {help}"),
         None => help,
     };
     Error::bad_request(message(error)).with_hint(hint)
@@ -192,6 +192,17 @@ mod tests {
                 "unrecognized subcommand 'rum' (did you mean run? try 'tare --help')",
             ),
             (&["tare"], "COMMAND is missing (try 'tare --help')"),
+            (
+                &["tare", "diff", "web"],
+                "unrecognized subcommand 'diff' ('tare cp BOX:/work - | tar t' lists the files of \
+                 a box; try 'tare --help')",
+            ),
+            (
+                &["tare", "run", "--rm", "-p", "80:80", "true"],
+                "unexpected argument '-p' found (ports of a box are not published: with --net \
+                 host, the command shares the host's network and listens on the host's ports; try \
+                 'tare run --help')",
+            ),
             (
                 &["tare", "doctor", "x\n"],
                 "unexpected argument 'x\\n' found (try 'tare doctor --help')",

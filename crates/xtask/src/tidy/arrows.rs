@@ -47,7 +47,7 @@ const CRATES: [Crate; 4] = [
     },
     Crate {
         src: "crates/cli/src",
-        order: "hint error suggest context output exit stdio commands/lease \
+        order: "hint error foreign_words suggest context output exit stdio commands/lease \
                 commands/process_args commands/each commands/* tare_server commands/serve cli \
                 usage dispatch commands",
         exceptions: &[
