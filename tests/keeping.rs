@@ -109,6 +109,20 @@ fn keep_works_without_privileges() {
     tare.run(asked).exited(125).said(&["--scratch", "--keep"]);
 }
 
+/// The directory has no size, so each file in it has one.
+#[test]
+fn a_file_of_a_kept_directory_cannot_be_longer_than_the_scratch_size() {
+    let tare = unprivileged!();
+    let script = "truncate -s 200m fits && truncate -s 300m sparse";
+    let id = tare.detached(["--quiet", "--keep", "--", "sh", "-c", script]);
+    // The kernel sends SIGXFSZ (setrlimit(2)).
+    assert_eq!(tare.ended(&id)["exit_code"], 128 + 25);
+    let length = |name: &str| fs::metadata(kept(&tare, &id).join(name)).map(|it| it.len());
+    assert_eq!(length("work/fits").unwrap(), 200 << 20);
+    assert_eq!(length("work/sparse").unwrap(), 0);
+    tare.remove(&id);
+}
+
 #[test]
 fn the_kept_scratch_space_of_a_removed_or_killed_box_is_gone() {
     let tare = tare!();

@@ -175,6 +175,34 @@ fn scratch_space_is_limited_in_size() {
     assert!(filled_kib(&output) > 32 * 1024, "{output}");
 }
 
+/// Databases, disk images and CPython's tests make sparse files. They take only the space that is
+/// written.
+#[test]
+fn a_sparse_file_may_be_longer_than_the_scratch_space() {
+    let tare = tare!();
+    let script = "import errno, os
+fd = os.open('sparse', os.O_CREAT | os.O_RDWR)
+os.truncate(fd, 4 << 30)
+os.pwrite(fd, b'end', (4 << 30) - 3)
+assert os.pread(fd, 3, (4 << 30) - 3) == b'end'
+written = 0
+try:
+    while written < 64 << 20:
+        written += os.pwrite(fd, b'x' * 65536, written)
+except OSError as error:
+    assert error.errno == errno.ENOSPC, error
+print(written >> 10)";
+    for options in [&[][..], &["-v", "/usr/bin:/mnt:ro"], &["--root"]] {
+        let call = [&["--scratch", "16m"], options, &["--", "python3", "-c", script]].concat();
+        let output = tare.run(call).ok();
+        assert!((8 * 1024..=16 * 1024).contains(&filled_kib(&output)), "{output}");
+    }
+    let call = ["--keep", "--scratch", "16m", "--", "python3", "-c", script];
+    let id = tare.detached(call);
+    assert_eq!(tare.ended(&id)["exit_code"], 0);
+    tare.remove(&id);
+}
+
 #[test]
 fn a_scratch_size_larger_than_the_memory_limit_is_refused_with_both_values() {
     let tare = tare!();

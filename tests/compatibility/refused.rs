@@ -73,17 +73,6 @@ fn leak_sanitizer_needs_the_debug_profile() {
     shell(&tare, &["--seccomp", "debug"], script).ok().printed("detected memory leaks\n");
 }
 
-/// `RLIMIT_FSIZE` is the scratch size, so a sparse file cannot be larger either. With a writable
-/// volume there is no such limit.
-#[test]
-fn a_file_cannot_be_larger_than_the_scratch_space() {
-    let tare = tare!();
-    let script = "truncate -s 300m sparse 2>&1 || echo refused";
-    let output = shell(&tare, &[], script).ok();
-    assert!(output.stdout_text().ends_with("refused\n"), "{output}");
-    shell(&tare, &["--scratch", "400m"], script).ok().printed("");
-}
-
 /// Set-user-id programs run, but as the user that started them.
 #[test]
 fn su_and_sudo_grant_no_privilege() {

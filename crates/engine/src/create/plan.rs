@@ -59,6 +59,7 @@ pub fn plan(
     let spec = new.spec;
     let isolated = spec.isolation == Isolation::Full;
     let hostname = spec.name.as_ref().map_or(id.as_str(), |name| name.as_str());
+    let profile = profile(spec, host, resource_limits(spec, cgroups, &trees));
     Plan {
         roles,
         own_network: has_own_network(spec),
@@ -69,7 +70,7 @@ pub fn plan(
         hostname: isolated.then(|| hostname.to_owned()),
         landlock: isolated.then_some(LandlockPlan { root_writable: trees.root.is_some() }),
         filesystem: isolated.then(|| filesystem(spec, hostname, trees)),
-        profile: profile(spec, host, cgroups),
+        profile,
     }
 }
 
@@ -141,7 +142,7 @@ fn workspace(spec: &Spec) -> Option<VolumePlan> {
     })
 }
 
-fn profile(spec: &Spec, host: &Host, cgroups: &CgroupHolding) -> Profile {
+fn profile(spec: &Spec, host: &Host, limits: Vec<ResourceLimit>) -> Profile {
     let contained = spec.isolation == Isolation::Contain;
     let workdir = spec
         .workdir
@@ -163,7 +164,7 @@ fn profile(spec: &Spec, host: &Host, cgroups: &CgroupHolding) -> Profile {
             (true, _) | (false, Privilege::Unprivileged) => Capabilities::None,
             (false, Privilege::BoxRoot) => Capabilities::BoxRoot,
         },
-        limits: resource_limits(spec, cgroups),
+        limits,
         seccomp: if contained {
             Vec::new()
         } else {
@@ -182,7 +183,11 @@ fn has_writable_volume(spec: &Spec) -> bool {
     spec.volumes.iter().any(|volume| volume.access == Access::ReadWrite)
 }
 
-fn resource_limits(spec: &Spec, cgroups: &CgroupHolding) -> Vec<ResourceLimit> {
+fn resource_limits(
+    spec: &Spec,
+    cgroups: &CgroupHolding,
+    trees: &TreeSources,
+) -> Vec<ResourceLimit> {
     let limit = |resource, value| ResourceLimit { resource, value };
     let limits = &spec.limits;
     let mut set =
@@ -192,7 +197,7 @@ fn resource_limits(spec: &Spec, cgroups: &CgroupHolding) -> Vec<ResourceLimit> {
         for resource in [Resource::MessageQueues, Resource::Nice, Resource::RealtimePriority] {
             set.push(limit(resource, 0));
         }
-        if !has_writable_volume(spec) {
+        if is_scratch_unlimited(trees) && !has_writable_volume(spec) {
             set.push(limit(Resource::FileSize, limits.scratch_bytes.value()));
         }
     }
@@ -204,6 +209,12 @@ fn resource_limits(spec: &Spec, cgroups: &CgroupHolding) -> Vec<ResourceLimit> {
         set.push(limit(Resource::Processes, u64::from(limits.pids.value()) + 1));
     }
     set
+}
+
+/// Whether the scratch space is a directory of the host, which has no size. Then each file in it has
+/// one. A tmpfs has its own size, and a sparse file in it may be longer than that.
+fn is_scratch_unlimited(trees: &TreeSources) -> bool {
+    matches!(trees.scratch, Some(TreeSource::HostPath(_)))
 }
 
 /// Returns the directory that the box has as its root, if it does not have the host's view.
