@@ -1,7 +1,7 @@
 //! Signals that reach the command, and `-t`: a real terminal.
 
 use rustix::process::Signal;
-use tare_harness::{TerminalSize, tare};
+use tare_harness::{Tare, TerminalSize, tare};
 
 const SIZE: TerminalSize = TerminalSize { rows: 33, columns: 101 };
 
@@ -163,6 +163,85 @@ while True:
         tare.shell(&script).ok().printed("129\n");
     }
     tare.nothing_left();
+}
+
+/// Answers each line, and says which signals it gets.
+const ANSWERING: &str = "import signal, sys
+for name in ('SIGHUP', 'SIGINT', 'SIGQUIT', 'SIGTERM', 'SIGUSR1'):
+    signal.signal(getattr(signal, name), lambda number, frame: print('caught', number, flush=True))
+print('ready', flush=True)
+for line in sys.stdin:
+    print('answer to', line.strip(), flush=True)
+    if line.strip() == 'again':
+        print('ready', flush=True)";
+
+/// The command lives, has its input, and got no signal.
+#[track_caller]
+fn untouched(tare: &Tare, id: &str) {
+    let mut attached = tare.spawn_call(["attach", id]);
+    attached.write(b"still\n");
+    attached.see("answer to still").signal(Signal::TERM);
+    attached.wait().exited(143).said(&["left box", "keeps running"]);
+    let logs = tare.call(["logs", id]).ok();
+    assert!(!logs.stdout_text().contains("caught"), "{logs}");
+    assert_eq!(tare.state(id), "running");
+}
+
+#[test]
+fn a_box_keeps_running_when_its_attach_gets_a_signal() {
+    let tare = tare!();
+    for options in [&["-i"][..], &["-i", "-t"]] {
+        let command = ["--", "python3", "-c", ANSWERING];
+        let id = tare.detached([options, &command].concat());
+        tare.logged(&id, "ready");
+        for signal in [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1] {
+            let mut session = tare.call_under_terminal(SIZE, ["attach", &id]);
+            session.type_bytes(b"hello\r");
+            session.see("answer to hello").signal(signal);
+            let (output, cooked) = session.wait();
+            output.exited(128 + signal.as_raw());
+            assert!(cooked, "the caller's terminal was not put back");
+        }
+        let mut session = tare.call_under_terminal(SIZE, ["attach", &id]);
+        session.type_bytes(b"hello\r");
+        session.see("answer to hello").signal(Signal::KILL);
+        session.wait().0.exited(-9);
+        untouched(&tare, &id);
+        tare.remove(&id);
+    }
+}
+
+#[test]
+fn a_box_keeps_running_when_the_terminal_of_its_attach_is_closed() {
+    let tare = tare!();
+    for options in [&["-i"][..], &["-i", "-t"]] {
+        let command = ["--", "python3", "-c", ANSWERING];
+        let id = tare.detached([options, &command].concat());
+        tare.logged(&id, "ready");
+        let hangs_up = HANGS_UP.replace("seen = b''", "os.write(master, b'again\\r')\nseen = b''");
+        let script = format!("python3 -c {} \"$TARE\" attach {id}", quoted(&hangs_up));
+        let output = tare.shell(&script).ok();
+        // The hang-up is seen as a signal or as a closed stdout.
+        assert!(["129\n", "0\n"].contains(&output.stdout_text().as_str()), "{output}");
+        untouched(&tare, &id);
+        tare.remove(&id);
+    }
+}
+
+#[test]
+fn attach_passes_a_signal_on_if_it_is_asked_to() {
+    let tare = tare!();
+    for (signal, name, code) in
+        [(Signal::INT, "INT", 3), (Signal::TERM, "TERM", 4), (Signal::HUP, "HUP", 5)]
+    {
+        let ticking = LISTENER.replace("do sleep", "do echo tick; sleep");
+        let id = tare.detached(["--", "sh", "-c", &ticking]);
+        let session = tare.call_under_terminal(SIZE, ["attach", "--forward-signals", &id]);
+        session.see("tick").signal(signal);
+        session.see(&format!("caught {name}"));
+        session.wait().0.exited(code);
+        tare.remove(&id);
+    }
 }
 
 fn quoted(word: &str) -> String {

@@ -24,10 +24,9 @@ Examples:
   tare attach web
   tare run -d -it --name shell -- bash && tare attach shell
 
-The first SIGINT or SIGTERM is passed to the box's command. A second one, SIGHUP,
-or Ctrl-P Ctrl-Q in a box with --tty leaves the box running. The end of the input
-ends nothing. 'tare logs' shows earlier output, and follows it with -f without
-passing on signals.";
+The box keeps running when tare attach ends: at any signal, when its terminal is
+closed, or after Ctrl-P Ctrl-Q in a box with --tty. The end of the input ends
+nothing. 'tare stop' ends the box. 'tare logs -f' also shows earlier output.";
 
 /// Show the output of a box from now on, and send it input
 ///
@@ -39,18 +38,25 @@ pub struct AttachArgs {
     /// Id, unique beginning of an id, or name of the box
     #[arg(value_name = "BOX")]
     reference: String,
+
+    /// Pass the first signal, such as the SIGINT of Ctrl-C, on to the box's
+    /// command; the next one leaves the box
+    #[arg(long, alias = "sig-proxy")]
+    forward_signals: bool,
 }
 
 pub fn run(args: &AttachArgs, context: &Context) -> Result<u8, Error> {
     let taken = stdio::take_over()?;
     let engine = context.engine(Purpose::Use)?;
-    on_box(&engine, &args.reference, |id| attach(&engine, id, &args.reference, &taken))
+    on_box(&engine, &args.reference, |id| attach(&engine, id, args, &taken))
 }
 
-fn attach(engine: &Engine, id: &BoxId, reference: &str, taken: &SignalFd) -> Result<u8, Error> {
+fn attach(engine: &Engine, id: &BoxId, args: &AttachArgs, taken: &SignalFd) -> Result<u8, Error> {
     let end = engine.watch_end(id)?;
-    let tell = |signal| engine.signal(id, signal);
-    let mut wire = AttachLoop::new(engine.attach(id)?, Caller::of_this_process(), &tell)?;
+    let forward = |signal| engine.signal(id, signal);
+    let forward: Option<&dyn Fn(i32) -> Result<(), Error>> =
+        if args.forward_signals { Some(&forward) } else { None };
+    let mut wire = AttachLoop::new(engine.attach(id)?, Caller::of_this_process(), forward)?;
     let left = wire.until_end(taken)?;
     // Gives the terminal back to the caller.
     drop(wire);
@@ -58,7 +64,7 @@ fn attach(engine: &Engine, id: &BoxId, reference: &str, taken: &SignalFd) -> Res
         AttachEnd::Ended => Ok(engine.await_end(&end)?.code()),
         AttachEnd::Detached => Ok(DONE),
         AttachEnd::Interrupted(signal) => {
-            print_note(&format!("left box {reference}, which keeps running"));
+            print_note(&format!("left box {}, which keeps running", args.reference));
             Ok(End::of_command(signal).code())
         }
     }

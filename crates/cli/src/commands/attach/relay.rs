@@ -6,7 +6,6 @@ use std::os::fd::AsFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
-use rustix::process::Signal;
 use tare_engine::logs::{Logs, Stream};
 use tare_engine::spec::quantity;
 use tare_engine::{Attachment, Context as _, Error};
@@ -28,9 +27,9 @@ const RECORDS_MAX: usize = 64;
 pub enum AttachEnd {
     /// The box has ended, and all of its output was passed on.
     Ended,
-    /// The caller typed the keys that leave, its terminal hung up, or it closed stdout.
+    /// The caller typed the keys that leave, or closed stdout.
     Detached,
-    /// The caller sent a second signal that asks to stop.
+    /// The caller got a signal that is not for the box.
     Interrupted(i32),
 }
 
@@ -43,8 +42,8 @@ pub struct AttachLoop<'a> {
     /// stdout and stderr.
     outputs: [PendingWriter<'a>; 2],
     input: Option<Input<'a>>,
-    /// Passes a signal to the box's command.
-    tell: &'a dyn Fn(i32) -> Result<(), Error>,
+    /// Passes a signal to the box's command. `None`: a signal leaves the box.
+    forward: Option<&'a dyn Fn(i32) -> Result<(), Error>>,
     /// The first signal that asked the command to stop.
     asked: Option<i32>,
 }
@@ -76,7 +75,7 @@ impl<'a> AttachLoop<'a> {
     pub fn new(
         attachment: Attachment,
         caller: Caller<'a>,
-        tell: &'a dyn Fn(i32) -> Result<(), Error>,
+        forward: Option<&'a dyn Fn(i32) -> Result<(), Error>>,
     ) -> Result<Self, Error> {
         let outputs = outputs(caller).context(|| "cannot use the caller's streams".to_owned())?;
         let input = match attachment.input {
@@ -90,7 +89,7 @@ impl<'a> AttachLoop<'a> {
             caller,
             outputs,
             input,
-            tell,
+            forward,
             asked: None,
         })
     }
@@ -215,20 +214,18 @@ impl<'a> AttachLoop<'a> {
     }
 
     fn take_signal(&mut self, signal: i32) -> Option<AttachEnd> {
-        if signal == Signal::HUP.as_raw() {
-            // The caller's terminal has hung up. The box keeps running.
-            return Some(AttachEnd::Detached);
-        }
-        match action_for(signal, self.asked) {
-            SignalAction::Resize => self.input.iter().for_each(Input::resize),
-            SignalAction::Forward => {
+        match (action_for(signal, self.asked), self.forward) {
+            (SignalAction::Resize, _) => self.input.iter().for_each(Input::resize),
+            (SignalAction::Forward, Some(forward)) => {
                 if asks_to_stop(signal) {
                     self.asked = Some(signal);
                 }
                 // If the signal cannot be sent, the box has ended and its event follows.
-                let _ = (self.tell)(signal);
+                let _ = forward(signal);
             }
-            SignalAction::EndSession => return Some(AttachEnd::Interrupted(signal)),
+            (SignalAction::Forward, None) | (SignalAction::EndSession, _) => {
+                return Some(AttachEnd::Interrupted(signal));
+            }
         }
         None
     }

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
 use std::process::{Child, Command, Stdio};
 
+use rustix::process::Signal;
 use tare_control::log::{FILE_NAMES, Writer};
 use tare_harness::TemporaryDirectory;
 
@@ -59,10 +60,6 @@ fn caller<'a>(stdin: &'a PipeReader, stdout: &'a PipeWriter, stderr: &'a PipeWri
     Caller { stdin: stdin.as_fd(), stdout: stdout.as_fd(), stderr: stderr.as_fd() }
 }
 
-fn untold(_signal: i32) -> Result<(), Error> {
-    Ok(())
-}
-
 /// None of these is sent here: signals to a test would end the others too.
 fn signals() -> SignalFd {
     SignalFd::open(&[]).unwrap()
@@ -79,7 +76,7 @@ fn all_output_arrives_before_the_end_of_the_box_is_reported() {
     }
     attachable.write(Stream::Stderr, "err\n");
     attachable.end();
-    let mut wire = AttachLoop::new(attachment, caller(&stdin, &stdout, &stderr), &untold).unwrap();
+    let mut wire = AttachLoop::new(attachment, caller(&stdin, &stdout, &stderr), None).unwrap();
     assert_eq!(wire.until_end(&signals()).unwrap(), AttachEnd::Ended);
     drop(wire);
     drop((stdout, stderr));
@@ -104,7 +101,7 @@ fn input_reaches_the_box_and_its_end_does_not_end_the_listening() {
         attachable.end();
         (got, attachable)
     });
-    let mut wire = AttachLoop::new(attachment, caller(&stdin, &stdout, &stderr), &untold).unwrap();
+    let mut wire = AttachLoop::new(attachment, caller(&stdin, &stdout, &stderr), None).unwrap();
     assert_eq!(wire.until_end(&signals()).unwrap(), AttachEnd::Ended);
     assert_eq!(reader.join().unwrap().0, "question");
 }
@@ -116,30 +113,44 @@ fn a_caller_that_no_longer_reads_leaves_the_box() {
     let ((out, stdout), (_err, stderr)) = (pipe().unwrap(), pipe().unwrap());
     let attachment = attachable.attachment(None);
     drop(out);
-    let mut wire = AttachLoop::new(attachment, caller(&stdin, &stdout, &stderr), &untold).unwrap();
+    let mut wire = AttachLoop::new(attachment, caller(&stdin, &stdout, &stderr), None).unwrap();
     assert_eq!(wire.until_end(&signals()).unwrap(), AttachEnd::Detached);
 }
 
 #[test]
-fn the_first_signal_goes_to_the_box_and_the_second_leaves_it() {
+fn a_signal_leaves_the_box() {
+    let attachable = Attachable::new();
+    let (stdin, _typist) = pipe().unwrap();
+    let ((_out, stdout), (_err, stderr)) = (pipe().unwrap(), pipe().unwrap());
+    let attachment = attachable.attachment(None);
+    let mut wire = AttachLoop::new(attachment, caller(&stdin, &stdout, &stderr), None).unwrap();
+    for signal in [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1] {
+        let signal = signal.as_raw();
+        assert_eq!(wire.take_signal(signal), Some(AttachEnd::Interrupted(signal)));
+    }
+    assert_eq!(wire.take_signal(Signal::WINCH.as_raw()), None);
+}
+
+#[test]
+fn the_first_signal_goes_to_the_box_and_the_second_leaves_it_if_the_caller_asks_for_that() {
     let attachable = Attachable::new();
     let (stdin, _typist) = pipe().unwrap();
     let ((_out, stdout), (_err, stderr)) = (pipe().unwrap(), pipe().unwrap());
     let told = RefCell::new(Vec::new());
-    let tell = |signal| {
+    let forward = |signal| {
         told.borrow_mut().push(signal);
         Ok(())
     };
     let attachment = attachable.attachment(None);
-    let mut wire = AttachLoop::new(attachment, caller(&stdin, &stdout, &stderr), &tell).unwrap();
+    let caller = caller(&stdin, &stdout, &stderr);
+    let mut wire = AttachLoop::new(attachment, caller, Some(&forward)).unwrap();
     for (signal, left) in [
         (Signal::USR1, None),
-        (Signal::INT, None),
+        (Signal::HUP, None),
         (Signal::WINCH, None),
         (Signal::TERM, Some(AttachEnd::Interrupted(15))),
-        (Signal::HUP, Some(AttachEnd::Detached)),
     ] {
         assert_eq!(wire.take_signal(signal.as_raw()), left);
     }
-    assert_eq!(*told.borrow(), [Signal::USR1.as_raw(), Signal::INT.as_raw()]);
+    assert_eq!(*told.borrow(), [Signal::USR1.as_raw(), Signal::HUP.as_raw()]);
 }
