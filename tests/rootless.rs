@@ -103,7 +103,8 @@ fn a_requested_limit_that_cannot_be_enforced_is_an_error() {
     let tare = unprivileged!();
     for (option, value) in [("--memory", "64m"), ("--cpus", "0.5")] {
         let output = tare.run([option, value, "--", "true"]);
-        output.exited(125).printed("").said(&["cgroup"]);
+        let command = "systemd-run --user --scope -p Delegate=yes tare run";
+        output.exited(125).printed("").said(&["cgroup", command, option]);
     }
 }
 

@@ -234,6 +234,26 @@ fn systemd_accepts_the_packaged_unit() {
     assert!(verified.status.success() && said.is_empty(), "{said}");
 }
 
+#[test]
+fn systemd_accepts_the_packaged_unit_of_a_user() {
+    let tare = tare!();
+    let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging");
+    let unit = fs::read_to_string(packaging.join("systemd/user/tare.service")).expect("a unit");
+    let program = tare.program().display().to_string();
+    let (directory, _) = configured("");
+    let path = directory.path().join("tare.service");
+    fs::write(&path, unit.replace("%h/.local/bin/tare", &program)).expect("a file");
+    let mut verify = std::process::Command::new("systemd-analyze");
+    verify.args(["verify", "--user"]).arg(&path).env("XDG_RUNTIME_DIR", directory.path());
+    let Ok(verified) = verify.output() else {
+        skip!("there is no systemd-analyze here");
+    };
+    let said = String::from_utf8_lossy(&verified.stderr).into_owned();
+    // Before systemd 254.
+    let is_known = |line: &str| line.contains("Unknown key 'DelegateSubgroup'");
+    assert!(verified.status.success() && said.lines().all(is_known), "{said}");
+}
+
 /// The kernel killed the server for memory: a thread of it enters the cgroup of each box.
 #[test]
 fn a_memory_limit_too_small_for_a_box_does_not_end_the_server() {

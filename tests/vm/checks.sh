@@ -237,15 +237,46 @@ a_delegated_cgroup_is_used() {
     local theirs=$unified/theirs
     mkdir $theirs
     chown 1000:1000 $theirs $theirs/cgroup.procs $theirs/cgroup.subtree_control
-    in_theirs() { sh -c "echo \$\$ >$theirs/cgroup.procs && exec su -s /bin/sh user -c '$1'"; }
+    # Its shell is in there too, so v2 does not let it hand a controller down.
+    in_theirs() {
+        sh -c "echo \$\$ >$theirs/cgroup.procs && exec su -s /bin/sh user -c '$1; exit \$?'"
+    }
     in_theirs "tare run --timeout 3s -- sh -c \"setsid sleep 1000 & wait\"" &
     used() { grep . $theirs/tare-*/cgroup.procs; }
     eventually used
     wait $!
     [ $? = 124 ] || fail "it did not end with the timeout"
-    # It has processes, so v2 does not let it hand a controller down.
-    expect 125 "cannot enforce the memory limit" in_theirs "tare run --memory 64m -- true"
+    expect 125 "systemd-run --user --scope -p Delegate=yes" \
+        in_theirs "tare run --memory 64m -- true"
     eventually rmdir $theirs
+}
+
+# What `systemd-run --user --scope -p Delegate=yes tare run` does: tare is alone in a cgroup that
+# its user owns. As a manager does, the check removes the empty cgroup with those below.
+a_delegated_cgroup_gives_limits_to_users() {
+    local scope=$unified/scope
+    echo "+memory +pids +cpu" >$unified/cgroup.subtree_control
+    in_scope() {
+        mkdir $scope
+        chown 1000:1000 $scope $scope/cgroup.procs $scope/cgroup.threads $scope/cgroup.subtree_control
+        expect "$1" "$2" sh -c "echo \$\$ >$scope/cgroup.procs && exec su -s /bin/sh user -c 'exec $3'"
+    }
+    scope_is_removed() {
+        eventually rmdir $scope/tare
+        eventually rmdir $scope
+    }
+    in_scope 0 "hello" 'tare run --memory 64m --pids 20 --cpus 0.5 -- echo hello'
+    scope_is_removed
+    in_scope 137 "its limit is 32 MiB" \
+        'tare run --memory 32m -- dd if=/dev/zero of=/dev/null bs=200M count=1'
+    scope_is_removed
+    in_scope 0 "memory, pids, cpu can be limited" 'tare doctor'
+    scope_is_removed
+    # A box that outlives its tare keeps its limit, and any tare of the user ends it.
+    in_scope 0 "" 'tare run -d --memory 32m --name limited -- sleep 1000'
+    expect 0 "33554432" sh -c "cat $scope/tare-*/memory.max"
+    expect 0 "limited" su -s /bin/sh user -c 'tare rm -f limited'
+    scope_is_removed
 }
 
 # The same cgroup in each hierarchy in which boxes have one.
@@ -363,6 +394,7 @@ check a_terminal_is_one
 check contained_processes_see_the_host
 check users_without_privileges_have_boxes
 check a_delegated_cgroup_is_used
+[ $layout = hybrid ] || check a_delegated_cgroup_gives_limits_to_users
 check a_box_is_below_its_caller_where_limits_hold
 check a_box_is_below_the_parent_that_was_chosen
 check the_next_run_ends_what_a_killed_one_left

@@ -30,7 +30,8 @@ pub fn words(hint: &Hint) -> String {
         }
         Hint::LeaveLimitOut(limit) => {
             return format!(
-                "run as root or with a delegated cgroup, or leave {} out; see 'tare doctor'",
+                "run as root, or in a delegated cgroup with 'systemd-run --user --scope -p \
+                 Delegate=yes tare run ...', or leave {} out; see 'tare doctor'",
                 option(*limit)
             );
         }

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use tare_kernel::cgroup::{Hierarchy, Version, hierarchies, keyed_number, version_at};
 use tare_kernel::fds::open_path;
 
+use super::layout::CALLER_CGROUP;
 use super::{mount_table, read};
 use crate::error::Error;
 
@@ -226,16 +227,23 @@ fn at(path: PathBuf, version: Version) -> Option<PathBuf> {
 }
 
 /// The root of the hierarchy. If only a part of the hierarchy is delegated to us, the cgroup of
-/// this process.
+/// this process, or the one above if this process was moved out of the way of boxes.
 fn writable_root(mount: &Path) -> PathBuf {
     if rustix::fs::access(mount, rustix::fs::Access::WRITE_OK).is_ok() {
         return mount.to_owned();
     }
     let own = read("/proc/self/cgroup");
-    match own.lines().find_map(|line| line.strip_prefix("0::/")) {
-        Some(path) => mount.join(path),
-        None => mount.to_owned(),
-    }
+    let Some(path) = own.lines().find_map(|line| line.strip_prefix("0::/")) else {
+        return mount.to_owned();
+    };
+    delegated(mount.join(path))
+}
+
+/// Returns the delegated cgroup of a process in `own`.
+fn delegated(own: PathBuf) -> PathBuf {
+    let above = own.parent().filter(|_| own.ends_with(CALLER_CGROUP));
+    let is_ours = |it: &&Path| rustix::fs::access(*it, rustix::fs::Access::WRITE_OK).is_ok();
+    above.filter(is_ours).map_or_else(|| own.clone(), Path::to_owned)
 }
 
 /// Returns what the kernel can reclaim, by the text of `memory.stat`. In v2 each number includes

@@ -224,11 +224,29 @@ fn unified_controllers(root: &Path) -> Vec<Controller> {
         return usable;
     }
     let enabled = listed(&cgroup, "cgroup.subtree_control");
+    if enabled != usable {
+        step_aside(root, &cgroup);
+    }
     usable.retain(|one| {
         let enable = || cgroup.write("cgroup.subtree_control", &format!("+{}", one.name()));
         enabled.contains(one) || (may_enable(&cgroup) && enable().is_ok())
     });
     usable
+}
+
+/// Moves this process one cgroup down if it is alone in a delegated one, such as a scope of
+/// `systemd-run -p Delegate=yes`: while it is in there, boxes below can have no limits (cgroup-v2.rst,
+/// "No Internal Process Constraint"). The new cgroup ends with the delegated one, when its manager
+/// finds that empty. If the kernel refuses, boxes have no limits, as before.
+fn step_aside(path: &Path, delegated: &Cgroup) {
+    let is_root = delegated.read("cgroup.type").is_err();
+    let own = std::process::id().to_string();
+    let is_alone = delegated.read("cgroup.procs").is_ok_and(|pids| pids.trim() == own);
+    if is_alone && !is_root {
+        let below = path.join(layout::CALLER_CGROUP);
+        let below = Cgroup::create(&below).or_else(|_| Cgroup::open(&below));
+        below.and_then(|it| it.write("cgroup.procs", &own)).ok();
+    }
 }
 
 /// Returns the controllers that a file of a cgroup lists.
