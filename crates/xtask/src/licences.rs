@@ -27,7 +27,7 @@ const ALLOWED: [&str; 13] = [
 /// Fails with every dependency whose licence is not allowed.
 pub fn check() -> Result<(), Failure> {
     let workspace = Workspace::with_dependencies()?;
-    let is_foreign = |it: &&Package| !workspace.workspace_members.contains(&it.id);
+    let is_foreign = |it: &&Package| !workspace.is_ours(it);
     let foreign: Vec<&Package> = workspace.packages.iter().filter(is_foreign).collect();
     if foreign.is_empty() {
         return Err(Failure::new("cargo metadata names no dependency, so nothing was checked"));
@@ -62,6 +62,8 @@ mod tests {
             name: "some".into(),
             version: "1.0.0".into(),
             license: license.map(str::to_owned),
+            repository: None,
+            manifest_path: "some/Cargo.toml".into(),
         };
         assert_eq!(refusal(&package(Some("MIT"))), None);
         assert_eq!(refusal(&package(Some("MPL-2.0"))).unwrap(), "some 1.0.0: MPL-2.0");

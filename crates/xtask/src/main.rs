@@ -10,6 +10,9 @@ mod bench;
 mod failure;
 mod http;
 mod licences;
+mod man;
+mod notices;
+mod sbom;
 mod soak;
 mod tidy;
 mod workspace;
@@ -33,6 +36,12 @@ enum Task {
     Bench(bench::Bench),
     /// Check that each dependency is under a licence that is allowed
     Licences,
+    /// Write the manual pages of tare and of its commands
+    Man(man::ManOptions),
+    /// Print the licence texts and notices of everything that the binary contains
+    Notices,
+    /// Print what the binary is built from, as a CycloneDX bill of materials
+    Sbom,
     /// Run very many boxes, timeouts and crashes, and count what they leave
     Soak(soak::SoakOptions),
     /// (internal) the driver of a soak, inside of its lane
@@ -56,6 +65,9 @@ fn perform(job: Task) -> Result<(), Failure> {
     match job {
         Task::Bench(bench) => bench::perform(bench),
         Task::Licences => licences::check(),
+        Task::Man(options) => man::write(&options),
+        Task::Notices => notices::print(),
+        Task::Sbom => sbom::print(),
         Task::Soak(options) => soak::perform(&options),
         Task::SoakInside(inside) => soak::serve_inside(&inside),
         Task::Tidy => tidy::check(),

@@ -16,14 +16,42 @@ pub struct Workspace {
     pub target_directory: PathBuf,
     pub workspace_members: Vec<String>,
     pub packages: Vec<Package>,
+    /// `None` without dependencies.
+    resolve: Option<Resolve>,
+}
+
+/// Which package uses which.
+#[derive(Debug, Deserialize)]
+struct Resolve {
+    nodes: Vec<Node>,
 }
 
 #[derive(Debug, Deserialize)]
+struct Node {
+    id: String,
+    deps: Vec<Use>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Use {
+    pkg: String,
+    dep_kinds: Vec<UseKind>,
+}
+
+/// `kind` is null for what a package contains, and names those that only build or test it.
+#[derive(Debug, Deserialize)]
+struct UseKind {
+    kind: Option<String>,
+}
+
+#[derive(Debug, PartialEq, Eq, Deserialize)]
 pub struct Package {
     pub id: String,
     pub name: String,
     pub version: String,
     pub license: Option<String>,
+    pub repository: Option<String>,
+    pub manifest_path: PathBuf,
 }
 
 impl Workspace {
@@ -36,6 +64,35 @@ impl Workspace {
     /// The workspace without dependencies. This is fast and needs only the tree.
     pub fn alone() -> Result<Self, Failure> {
         Self::read(vec!["--no-deps"])
+    }
+
+    /// The package of the binary, and every package that it contains, by name.
+    pub fn product(&self) -> Result<(&Package, Vec<&Package>), Failure> {
+        let product = self.packages.iter().find(|it| it.name == "tare" && self.is_ours(it));
+        let product = product.ok_or_else(|| Failure::new("there is no package tare"))?;
+        let mut found = vec![product];
+        let mut next = 0;
+        while let Some(package) = found.get(next) {
+            let new = self.uses(package).into_iter().filter(|it| !found.contains(it));
+            let new: Vec<&Package> = new.collect();
+            found.extend(new);
+            next += 1;
+        }
+        found.remove(0);
+        found.sort_by_key(|it| (&it.name, &it.version));
+        Ok((product, found))
+    }
+
+    /// The packages that this one contains.
+    pub fn uses(&self, package: &Package) -> Vec<&Package> {
+        let nodes = self.resolve.iter().flat_map(|it| &it.nodes);
+        let uses = nodes.filter(|it| it.id == package.id).flat_map(|it| &it.deps);
+        let contained = uses.filter(|it| it.dep_kinds.iter().any(|it| it.kind.is_none()));
+        contained.filter_map(|it| self.packages.iter().find(|one| one.id == it.pkg)).collect()
+    }
+
+    pub fn is_ours(&self, package: &Package) -> bool {
+        self.workspace_members.contains(&package.id)
     }
 
     fn read(options: Vec<&str>) -> Result<Self, Failure> {
