@@ -61,7 +61,8 @@ fn the_hosts_environment_does_not_pass() {
     let text = String::from_utf8(output.stdout).unwrap();
     let keys: BTreeSet<&str> =
         text.lines().filter_map(|line| Some(line.split_once('=')?.0)).collect();
-    assert_eq!(keys, BTreeSet::from(["HOME", "LANG", "PATH"]), "{text}");
+    let own = ["HOME", "LANG", "PATH", "PIP_BREAK_SYSTEM_PACKAGES"];
+    assert_eq!(keys, BTreeSet::from(own), "{text}");
 }
 
 #[test]

@@ -271,16 +271,49 @@ fn pip_installs_a_wheel_and_a_source_tree_into_a_virtual_environment() {
     shell(&tare, &[], &script).ok().printed("pip\ninstalled\ninstalled\n");
 }
 
+/// Serves the wheel as a registry does, on the loopback of the box, and installs it with `install`.
+const REGISTRY: &str = "
+mkdir -p registry/simple/thing
+mv thing-1.0-py3-none-any.whl registry/simple/thing
+cat > serve.py <<'END'
+import functools, http.server
+handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory='registry')
+http.server.ThreadingHTTPServer(('127.0.0.1', 8000), handler).serve_forever()
+END
+python3 serve.py 2>/dev/null &
+install() {
+  \"$@\" -m pip install -q --retries 20 --disable-pip-version-check --index-url http://127.0.0.1:8000/simple thing
+  \"$@\" -c 'import thing; print(thing.word(), thing.__file__)'
+}
+";
+
 #[test]
-fn the_hosts_pip_installs_for_the_user() {
+fn pip_installs_from_a_registry_for_the_user_and_in_a_virtual_environment() {
     let tare = tare!();
     if tare.run(["--", "python3", "-m", "pip", "--version"]).code != 0 {
         skip!("this host's python3 has no pip");
     }
-    let script = format!(
-        "{PACKAGE}
-        PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install -q --user --no-index --disable-pip-version-check ./thing-1.0-py3-none-any.whl
-        python3 -c 'import thing; print(thing.word())'"
-    );
-    shell(&tare, &[], &script).ok().printed("installed\n");
+    // As an ordinary user, and as the root of the box.
+    for options in [&[][..], &["--root"]] {
+        let script = format!("{PACKAGE}{REGISTRY}install python3; echo \"$PATH\"");
+        let installed = shell(&tare, options, &script).ok().stdout_text();
+        let place = "/work/.local/lib/python3.";
+        assert!(installed.starts_with(&format!("installed {place}")), "{installed}");
+        assert!(installed.ends_with("/bin:/work/.local/bin\n"), "{installed}");
+    }
+    let probe = "import ensurepip, sys; sys.exit(not ensurepip.version())";
+    if tare.run(["--", "python3", "-c", probe]).code != 0 {
+        skip!("this host has no python3-venv");
+    }
+    let script = format!("{PACKAGE}{REGISTRY}python3 -m venv env; install env/bin/python");
+    let installed = shell(&tare, &[], &script).ok().stdout_text();
+    assert!(installed.starts_with("installed /work/env/lib/python3."), "{installed}");
+}
+
+/// There, pip would change the host's own packages.
+#[test]
+fn a_contained_box_does_not_let_pip_break_the_hosts_packages() {
+    let tare = tare!();
+    let script = "echo ${PIP_BREAK_SYSTEM_PACKAGES-unset}";
+    tare.run(["--contain", "--", "sh", "-c", script]).ok().printed("unset\n");
 }

@@ -32,8 +32,19 @@ pub const HOME: &str = "/work";
 const LANG: &str = "C.UTF-8";
 
 /// The environment variables of every command.
-pub fn env(home: &str) -> Vec<Variable> {
-    vec![("PATH".into(), PATH.into()), ("HOME".into(), home.into()), ("LANG".into(), LANG.into())]
+///
+/// In a box with a root of its own, `pip install` works: it installs into the home directory, because
+/// it cannot write to the system's. Debian's pip refuses that without `PIP_BREAK_SYSTEM_PACKAGES`.
+/// There is no `PIP_USER`, with which pip fails in a virtual environment. A contained box gets none
+/// of this: there, pip could change the host's packages.
+pub fn env(home: &str, isolation: Isolation) -> Vec<Variable> {
+    let (path, pip) = match isolation {
+        Isolation::Full => (format!("{PATH}:{home}/.local/bin"), Some("1")),
+        Isolation::Contain => (PATH.to_owned(), None),
+    };
+    let fixed = [("PATH", path.as_str()), ("HOME", home), ("LANG", LANG)];
+    let pip = pip.map(|value| ("PIP_BREAK_SYSTEM_PACKAGES", value));
+    fixed.into_iter().chain(pip).map(|(key, value)| (key.into(), value.into())).collect()
 }
 
 impl Spec {
@@ -44,7 +55,7 @@ impl Spec {
             tenant: Tenant::default(),
             name: None,
             labels: BTreeMap::new(),
-            env: env(HOME),
+            env: env(HOME, Isolation::Full),
             workdir: None,
             workspace: None,
             user: USER,

@@ -89,7 +89,7 @@ fn spec(args: &RunArgs, caller: &CallerContext) -> Result<Spec, Error> {
         },
         volumes: volumes(args, caller)?,
         network: network(args),
-        isolation: if args.isolation.contain { Isolation::Contain } else { Isolation::Full },
+        isolation: isolation(args),
         seccomp: seccomp(args),
         terminal: terminal(args, caller)?,
     })
@@ -141,6 +141,10 @@ fn terminal(args: &RunArgs, caller: &CallerContext) -> Result<Terminal, Error> {
     args.process.terminal(caller.window.or(unseen))
 }
 
+fn isolation(args: &RunArgs) -> Isolation {
+    if args.isolation.contain { Isolation::Contain } else { Isolation::Full }
+}
+
 fn workdir(args: &RunArgs, caller: &CallerContext) -> Result<Option<PathBuf>, Error> {
     match (&args.workdir, args.isolation.contain) {
         (Some(path), true) => Ok(Some(caller.resolve(path)?)),
@@ -176,7 +180,7 @@ fn default_environment(args: &RunArgs, caller: &CallerContext) -> Vec<command::V
         (true, Some(_)) => ROOT_HOME,
         (true, None) | (false, _) => defaults::HOME,
     };
-    let mut pairs = defaults::env(home);
+    let mut pairs = defaults::env(home, isolation(args));
     if args.process.tty {
         pairs.push(("TERM".into(), process_args::TERM.into()));
     }

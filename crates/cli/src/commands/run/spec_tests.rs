@@ -168,9 +168,12 @@ fn the_defaults_are_those_of_the_help() {
     assert_eq!((&spec.root, spec.terminal), (&Root::HostView, Terminal::Pipes));
     assert_eq!(request.relay.output_bytes_max, 64 << 20);
     assert_eq!(request.stdin, Stdin::Pipe);
-    let path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-    assert_eq!(env_of(&request), [path, "HOME=/work", "LANG=C.UTF-8"]);
+    let path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/work/.local/bin";
+    assert_eq!(env_of(&request), [path, "HOME=/work", "LANG=C.UTF-8", PIP]);
 }
+
+/// Debian's pip refuses to install packages without it.
+const PIP: &str = "PIP_BREAK_SYSTEM_PACKAGES=1";
 
 #[test]
 fn explicit_limits_are_marked_as_explicit() {
@@ -257,5 +260,5 @@ fn the_command_lines_variables_win_over_those_of_files() {
     std::fs::write(&file, "A=file\nB=file\nHOME=/file\n").unwrap();
     let request = request(&["-e", "A=1", "--env-file", file.to_str().unwrap(), "-e", "A=2"]);
     std::fs::remove_file(file).unwrap();
-    assert_eq!(env_of(&request)[1..], ["HOME=/file", "LANG=C.UTF-8", "A=2", "B=file"]);
+    assert_eq!(env_of(&request)[1..], ["HOME=/file", "LANG=C.UTF-8", PIP, "A=2", "B=file"]);
 }
