@@ -88,3 +88,43 @@ fn background_processes_of_a_hook_end_with_it_and_its_failure_is_logged() {
     tare.remove("a");
     server.stop().ok();
 }
+
+/// The first call waits until the test lets it go on.
+#[test]
+fn changes_during_a_call_come_with_the_next_one_each_on_a_line() {
+    let tare = tare!();
+    let (directory, config) = configured("");
+    let [go_on, told] = ["go-on", "told"].map(|name| directory.path().join(name));
+    let script = format!(
+        "cat >> {told}; echo over >> {told}; while [ ! -e {go_on} ]; do sleep 0.1; done",
+        told = told.display(),
+        go_on = go_on.display(),
+    );
+    let text = format!(
+        "[limits]\nboxes = 2\n[gauges]\nwarn = 40\nalert = 90\nfull = 95\n\
+         [hooks]\ncommand = ['sh', '-c', '{script}']\ntimeout = '500s'\n"
+    );
+    fs::write(&config, text).expect("a file");
+    let server = Server::start(&tare, &["--config", &config]);
+    let calls = || fs::read_to_string(&told).unwrap_or_default();
+    let of_boxes = |log: &str| log.lines().filter(|line| line.contains("boxes")).count();
+    server.post("/v1/boxes", &json!({})).was(201);
+    eventually("the first call is made", || calls().contains("over"));
+    server.post("/v1/boxes", &json!({})).was(201);
+    tare.call(["rm", "-f", "--all"]).ok();
+    let changed = || {
+        let log = server.log();
+        let changes = log.lines().filter(|line| line.contains("gauge_changed"));
+        changes.filter(|line| line.contains("\"boxes\"")).count()
+    };
+    eventually("the gauge falls again", || server.log().contains("to=\"normal\"") && changed() > 1);
+    assert_eq!(calls().matches("over").count(), 1, "one call at a time");
+    fs::write(&go_on, "").expect("a file");
+    eventually("all changes are told", || of_boxes(&calls()) == changed());
+    let lines = calls();
+    for line in lines.lines().filter(|line| *line != "over") {
+        let event: serde_json::Value = serde_json::from_str(line).expect("one event on a line");
+        assert_eq!(event["event"], "gauge_changed", "{line}");
+    }
+    server.stop().ok();
+}

@@ -318,7 +318,7 @@ fn a_level_change_is_reported_once_to_log_events_and_hook() {
     let tare = tare!();
     let (directory, config) = configured("");
     let told = directory.path().join("told");
-    let script = format!("cat >> {0}; echo >> {0}", told.display());
+    let script = format!("cat >> {}", told.display());
     let text = format!(
         "[limits]\nboxes = 2\n[gauges]\nwarn = 40\nalert = 90\nfull = 95\n\
          [hooks]\ncommand = ['sh', '-c', '{script}']\n"

@@ -49,7 +49,7 @@ pub async fn sweep_periodically(app: AppState) {
 pub async fn watch_gauges(app: AppState, mut changes: mpsc::Receiver<Change>) {
     while let Some(change) = changes.recv().await {
         let record = app.journal.record(&LogEvent::gauge_changed(&change));
-        app.hook.call(&app.config().hooks, record);
+        app.hook.call(&app.config().hooks, &record);
         if change.to >= Level::Alert && change.to > change.from {
             app.sweep_wanted.notify_one();
         }

@@ -11,7 +11,7 @@ use crate::config::Period;
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HookConfig {
-    /// A program and its arguments. The event is on its stdin, as JSON.
+    /// A program and its arguments. Each line of its stdin is an event, as JSON.
     pub command: Vec<String>,
     pub timeout: Period,
 }
