@@ -5,6 +5,7 @@ mod bodies;
 mod boxes;
 mod causes;
 mod connections;
+mod directories;
 mod doors;
 mod endurance;
 mod exec;

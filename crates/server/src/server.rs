@@ -62,7 +62,7 @@ impl Options {
             config.keys.extend(Key::read_file(path)?);
         }
         config.check()?;
-        config.librechat.boxes.find_directories()?;
+        config.find_directories()?;
         config.hooks.find_program()?;
         config.files.try_directory()?;
         let jwt = config.librechat.jwt.as_ref();
@@ -257,6 +257,9 @@ mod tests {
     fn a_configuration_that_names_missing_files_is_refused_at_start() {
         let directory = TemporaryDirectory::new();
         for (text, named) in [
+            ("[boxes]\nrootfs = '/no/such/root'", "[boxes] rootfs"),
+            ("[boxes]\npackages = '/no/such/packages'", "[boxes] packages"),
+            ("[[volumes]]\nname = 'a'\npath = '/no/such/volume'", "[[volumes]] \"a\""),
             ("[librechat.boxes]\nrootfs = '/no/such/root'", "[librechat.boxes] rootfs"),
             ("[librechat.boxes]\npackages = '/no/such/packages'", "[librechat.boxes] packages"),
             ("[librechat.jwt]\nkeys = '/no/such/keys'", "/no/such/keys"),

@@ -74,8 +74,13 @@ pub fn parse(text: &OsStr, current_dir: &Path) -> Result<Volume, Error> {
     })
 }
 
-/// Reads `--workspace DIR`, a second path of the box's `/work`.
-pub fn workspace(path: PathBuf) -> Result<PathBuf, Error> {
+/// Checks a directory of the host that an operator offers to boxes.
+pub fn host(path: &Path) -> Result<PathBuf, Error> {
+    host_path(path).map_err(|(why, hint)| bad(format!("{} {why}", quoted(path)), hint))
+}
+
+/// Checks a place in the box: `--workspace DIR`, or the target of a volume.
+pub fn place(path: PathBuf) -> Result<PathBuf, Error> {
     let hint = "name a directory of the box, such as /mnt/data";
     box_path(&path).map_err(|(why, _)| bad(format!("{} {why}", quoted(&path)), hint))
 }

@@ -9,7 +9,7 @@ use tare_engine::{BoxFilter, Condition, DetachOptions, Details, Status, Usage};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::admission::Caller;
-use crate::api::openapi::{ARGUMENTS_MAX, BoxPath, VARIABLES_MAX};
+use crate::api::openapi::{ARGUMENTS_MAX, BoxPath, VARIABLES_MAX, VOLUMES_MAX};
 use crate::api::requested::RequestedBox;
 use crate::config::Config;
 use crate::error::ServiceError;
@@ -19,7 +19,7 @@ use crate::work::Service;
 use crate::work::boxes::BoxPage;
 use crate::work::create::CreateRequest;
 use crate::work::idempotency::{self, Keyed};
-use crate::work::spec::{self, BoxFields, LimitsRequest, NetworkRequest};
+use crate::work::spec::{self, BoxFields, LimitsRequest, NetworkRequest, VolumeRequest};
 
 const LIST_DEFAULT: usize = 1000;
 
@@ -45,6 +45,10 @@ pub struct BoxRequest {
     pub limits: LimitsRequest,
     #[serde(default)]
     pub network: NetworkRequest,
+    /// Directories of the host, by the names that the operator gave them.
+    #[serde(default)]
+    #[schema(value_type = Vec<VolumeRequest>, max_items = 100)]
+    pub volumes: List<VolumeRequest, VOLUMES_MAX>,
     /// Lease in milliseconds. Default: `[limits] lease`, 24 h.
     #[schema(minimum = 1, exclusive_maximum = 3155760000000u64)]
     pub lease_ms: Option<u64>,
@@ -124,7 +128,7 @@ pub async fn create(
 ) -> Result<Response, ServiceError> {
     let key = idempotency_key(&headers)?;
     let keyed = key.map(|key| Keyed::new(key, &caller, &bytes)).transpose()?;
-    let (spec, options) = request.into_spec(&service.config())?;
+    let (spec, options) = request.into_spec(&service.config(), &caller)?;
     let created = service.create(&caller, CreateRequest { spec, options, keyed }).await?;
     let code = if created.existed { StatusCode::OK } else { StatusCode::CREATED };
     Ok((code, axum::Json(created.status)).into_response())
@@ -140,15 +144,20 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<&[u8]>, ServiceError> {
 }
 
 impl BoxRequest {
-    fn into_spec(self, config: &Config) -> Result<(Spec, DetachOptions), ServiceError> {
+    fn into_spec(
+        self,
+        config: &Config,
+        caller: &Caller,
+    ) -> Result<(Spec, DetachOptions), ServiceError> {
         let fields = BoxFields {
             command: self.command.0,
             env: self.env.0,
             workdir: self.workdir,
             limits: self.limits,
             network: self.network,
+            volumes: self.volumes.0,
         };
-        let mut spec = fields.into_spec(&config.limits)?;
+        let mut spec = fields.into_spec(config, &caller.tenant)?;
         spec.name = self.name.as_deref().map(spec::box_name).transpose()?;
         spec.labels = spec::labels(&self.labels.0)?;
         let mut options = DetachOptions {

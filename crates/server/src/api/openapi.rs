@@ -13,6 +13,8 @@ use crate::http::error::ErrorBody;
 pub const ARGUMENTS_MAX: usize = 100_000;
 /// Fields of `env` and `labels`.
 pub const VARIABLES_MAX: usize = 10_000;
+/// Volumes of one box. The engine allows a few more, for tare's own.
+pub const VOLUMES_MAX: usize = 100;
 
 #[derive(utoipa::OpenApi)]
 #[openapi(
@@ -82,22 +84,24 @@ fn operations_mut(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
     all.into_iter().filter_map(Option::as_mut)
 }
 
+fn operations(item: &PathItem) -> impl Iterator<Item = (&'static str, &Operation)> {
+    let all =
+        [("GET", &item.get), ("PUT", &item.put), ("POST", &item.post), ("DELETE", &item.delete)];
+    all.into_iter().filter_map(|(method, operation)| Some((method, operation.as_ref()?)))
+}
+
+pub fn methods(item: &PathItem) -> impl Iterator<Item = &'static str> {
+    operations(item).map(|(method, _)| method)
+}
+
 /// The routes as a page for people.
 pub fn page(api: &OpenApi) -> String {
     let mut routes = String::new();
     for (path, item) in &api.paths.paths {
-        let all = [
-            ("GET", &item.get),
-            ("PUT", &item.put),
-            ("POST", &item.post),
-            ("DELETE", &item.delete),
-        ];
-        for (method, operation) in all {
-            if let Some(operation) = operation {
-                let summary = operation.summary.as_deref().unwrap_or_default();
-                // Writing to a string cannot fail.
-                writeln!(routes, "<li><code>{method} {path}</code> {summary}").ok();
-            }
+        for (method, operation) in operations(item) {
+            let summary = operation.summary.as_deref().unwrap_or_default();
+            // Writing to a string cannot fail.
+            writeln!(routes, "<li><code>{method} {path}</code> {summary}").ok();
         }
     }
     format!(

@@ -1,12 +1,12 @@
 //! Routes for operators: health, readiness, metrics, reload, audit, sweep.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::extract::{Extension, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use serde::{Deserialize, Serialize};
-use tare_engine::spec::{Spec, Tenant};
+use tare_engine::spec::Tenant;
 use tare_engine::{Audit, AuditedBox, ExecSpec, Finding, KeptFiles, Swept};
 use utoipa::{IntoParams, ToSchema};
 
@@ -18,6 +18,7 @@ use crate::telemetry::metrics::Scrape;
 use crate::work::Service;
 use crate::work::output::OutputSink;
 use crate::work::run_request::{Progress, RunRequest};
+use crate::work::spec::BoxFields;
 
 const OPEN_METRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
@@ -147,26 +148,30 @@ async fn run_one(
     caller: &Caller,
     progress: Progress,
 ) -> Result<axum::Json<Readiness>, ServiceError> {
-    let timeout = Some(service.config().limits.timeout.0);
+    let config = service.config();
+    let timeout = Some(config.limits.timeout.0);
     let exec = ExecSpec { timeout, ..ExecSpec::of(["true"]) };
-    let request = RunRequest::<()> { progress, ..RunRequest::new(Spec::of(Vec::new()), exec, 0) };
+    // A box as every client gets it, with the operator's root and packages.
+    let spec = BoxFields::default().into_spec(&config, &caller.tenant)?;
+    let request = RunRequest::<()> { progress, ..RunRequest::new(spec, exec, 0) };
     let admitted = service.admit_run(caller, &request.spec).await;
     let admitted = admitted.map_err(|error| match error.code {
         "stopping" => not_ready(&error.message),
         _ => error,
     })?;
+    let began = Instant::now();
     let output = service.run_admitted(caller, admitted, request, OutputSink::Keep).await;
-    let output = output.map_err(|error| {
-        let why = not_ready(&error.message);
-        ServiceError { detail: error.detail, ..why }
-    })?;
-    match output.end.code() {
-        0 => {
-            let duration_ms = milliseconds(output.duration);
-            Ok(axum::Json(Readiness { status: "ready", duration_ms }))
+    match output.map(|output| output.end.code()) {
+        Ok(0) => {}
+        // The box was made: only the operator's root has no such program.
+        Err(error) if error.code == "command_not_found" => {}
+        Ok(code) => return Err(not_ready(&format!("true ended with {code}"))),
+        Err(error) => {
+            let why = not_ready(&error.message);
+            return Err(ServiceError { detail: error.detail, ..why });
         }
-        code => Err(not_ready(&format!("true ended with {code}"))),
     }
+    Ok(axum::Json(Readiness { status: "ready", duration_ms: milliseconds(began.elapsed()) }))
 }
 
 /// Metrics for Prometheus

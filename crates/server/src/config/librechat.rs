@@ -1,14 +1,15 @@
 //! `[librechat]` in `tare.toml`: authentication, profiles, and the boxes of executions.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use tare_engine::Error;
 use tare_engine::spec::quantity;
-use tare_engine::{Error, reason};
 
+use crate::config::boxes::Programs;
 use crate::config::{ByteSize, Exposure, Key, Listen, Period};
 
 /// The tenant of executions without a credential. No key and no token can have this name.
@@ -139,8 +140,7 @@ pub struct BoxesConfig {
     pub host_network: bool,
     /// Another root than the host's own programs.
     pub rootfs: Option<PathBuf>,
-    /// A directory that every box sees as `/opt/packages`, read-only. Python searches `python` in
-    /// it, Node `node_modules`, and shells `bin`.
+    /// As `packages` of `[boxes]`.
     pub packages: Option<PathBuf>,
     /// How many files one execution may return.
     pub output_files: usize,
@@ -186,28 +186,8 @@ impl BoxesConfig {
         Ok(())
     }
 
-    /// Reports a directory that no box could use at start, and not with the first execution.
-    pub fn find_directories(&self) -> Result<(), Error> {
-        for (name, path) in [("rootfs", &self.rootfs), ("packages", &self.packages)] {
-            if let Some(path) = path {
-                find_directory(path).map_err(|why| {
-                    let message = format!("[librechat.boxes] {name}: {} {why}", path.display());
-                    Error::bad_request(message)
-                })?;
-            }
-        }
-        Ok(())
-    }
-}
-
-fn find_directory(path: &Path) -> Result<(), String> {
-    if !path.is_absolute() {
-        return Err("is not absolute".to_owned());
-    }
-    match std::fs::metadata(path) {
-        Ok(found) if found.is_dir() => Ok(()),
-        Ok(_) => Err("is not a directory".to_owned()),
-        Err(error) => Err(format!("cannot be used: {}", reason(&error))),
+    pub fn programs(&self) -> Programs<'_> {
+        Programs { rootfs: self.rootfs.as_deref(), packages: self.packages.as_deref() }
     }
 }
 
@@ -380,21 +360,6 @@ mod tests {
             let refused = boxes(text).expect_err(text);
             let named = format!("[librechat.boxes] {named}: ");
             assert!(refused.starts_with(&named), "{refused}");
-        }
-    }
-
-    #[test]
-    fn a_directory_that_no_box_could_use_is_refused_by_name() {
-        let find = |text: &str| {
-            read(&format!("[librechat.boxes]\n{text}")).librechat.boxes.find_directories()
-        };
-        assert!(find("rootfs = '/usr'\npackages = '/usr'").is_ok());
-        for name in ["rootfs", "packages"] {
-            for path in ["usr", "/no/such/directory", "/etc/passwd"] {
-                let refused = find(&format!("{name} = '{path}'")).expect_err(path).to_string();
-                let named = format!("[librechat.boxes] {name}: {path} ");
-                assert!(refused.starts_with(&named), "{refused}");
-            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What `tare.toml` says: plain data and checks, no behaviour. A file with one error is refused
 //! as a whole.
 
+pub mod boxes;
 pub mod current;
 pub mod files;
 pub mod hook;
@@ -12,10 +13,11 @@ mod units;
 
 use std::path::Path;
 
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 use tare_engine::spec::quantity;
-use tare_engine::{CgroupParent, Error, GaugeSettings, Thresholds};
+use tare_engine::{Error, GaugeSettings, Thresholds};
 
+use crate::config::boxes::{AllowedVolume, Boxes};
 use crate::config::files::FilesConfig;
 use crate::config::hook::HookConfig;
 pub use crate::config::keys::Key;
@@ -41,6 +43,8 @@ pub struct Config {
     pub gauges: Levels,
     pub admission: PromisedShares,
     pub boxes: Boxes,
+    /// Directories of the host that clients may use in boxes, by name.
+    pub volumes: Vec<AllowedVolume>,
     /// Overrides the built-in languages.
     pub languages: Languages,
     pub hooks: HookConfig,
@@ -99,19 +103,6 @@ impl PromisedShares {
             }
         }
     }
-}
-
-/// Where boxes are made.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Boxes {
-    /// The cgroup of detached boxes, and of runs that cannot have limits below the server's own.
-    #[serde(deserialize_with = "cgroup_parent")]
-    pub cgroup_parent: Option<CgroupParent>,
-}
-
-fn cgroup_parent<'de, D: Deserializer<'de>>(input: D) -> Result<Option<CgroupParent>, D::Error> {
-    units::parsed(input, "tare.slice", CgroupParent::parse).map(Some)
 }
 
 /// Limits of the server, and of what one request may ask for.
@@ -208,6 +199,7 @@ impl Config {
         self.admission.check()?;
         self.files.check()?;
         self.check_keys()?;
+        self.check_volumes()?;
         self.librechat.check(&self.keys, &self.listen)
     }
 
@@ -257,6 +249,30 @@ impl Config {
             }
         }
         Ok(())
+    }
+
+    fn check_volumes(&self) -> Result<(), Error> {
+        let wrong = |message: String, hint| Err(Error::bad_request(message).with_hint(hint));
+        for (place, volume) in self.volumes.iter().enumerate() {
+            let name = volume.name.as_str();
+            if self.volumes[..place].iter().any(|other| other.name == volume.name) {
+                let message = format!("two [[volumes]] have the name {name:?}");
+                return wrong(message, "give each volume a name of its own");
+            }
+            let is_key = |one: &&String| self.keys.iter().any(|key| key.name.as_str() == *one);
+            if let Some(key) = volume.keys.iter().flatten().find(|one| !is_key(one)) {
+                let message = format!("[[volumes]] {name:?}: there is no key {key:?}");
+                return wrong(message, "'keys' has the names of [[keys]]; leave it out for all");
+            }
+        }
+        Ok(())
+    }
+
+    /// Reports a directory that no box could use at start, and not with the first box.
+    pub fn find_directories(&self) -> Result<(), Error> {
+        self.boxes.programs().find("[boxes]")?;
+        self.librechat.boxes.programs().find("[librechat.boxes]")?;
+        self.volumes.iter().try_for_each(AllowedVolume::find)
     }
 
     /// Whether there are keys, and none of them is an admin's.

@@ -1,32 +1,74 @@
 //! Finds the language of a request, and makes the command that runs its code.
 
-use std::path::{Path, PathBuf};
+use std::collections::BTreeMap;
 
-use tare_engine::spec::defaults::PATH;
+use tare_engine::spec::defaults::HOME;
 
+use crate::config::Config;
+use crate::config::boxes::Programs;
 use crate::config::languages::{FILE, Language, Languages, PROGRAM};
 use crate::error::ServiceError;
+use crate::work::files::InputFile;
 
-/// The path of a compiled program. No code has this name.
-const PROGRAM_PATH: &str = "/tmp/program";
+/// The name of a compiled program. No code has this name.
+const PROGRAM_NAME: &str = "program";
 
 impl Languages {
     /// Finds the language with this name, in any case, whose programs a box can use.
-    pub fn find(&self, name: &str, host: Host<'_>) -> Result<&Language, ServiceError> {
+    pub fn find(&self, name: &str, programs: Programs<'_>) -> Result<&Language, ServiceError> {
         let called = |(own, language): &(&String, &Language)| {
             let mut names = std::iter::once(*own).chain(&language.names);
             names.any(|one| one.eq_ignore_ascii_case(name))
         };
         let found = self.0.iter().find(called).map(|(_, language)| language);
-        found.filter(|language| language.is_on(host)).ok_or_else(|| self.unsupported(name, host))
+        found
+            .filter(|language| language.is_in(programs))
+            .ok_or_else(|| self.unsupported(name, programs))
     }
 
-    fn unsupported(&self, name: &str, host: Host<'_>) -> ServiceError {
-        let offered = self.0.iter().filter(|(_, language)| language.is_on(host));
+    fn unsupported(&self, name: &str, programs: Programs<'_>) -> ServiceError {
+        let offered = self.0.iter().filter(|(_, language)| language.is_in(programs));
         let names: Vec<&str> = offered.map(|(name, _)| name.as_str()).collect();
         let shown: String = name.chars().take(SHOWN_MAX).collect();
         ServiceError::invalid("unsupported_language", format!("Unsupported language: {shown}"))
             .with_hint(format!("there are {}", names.join(", ")))
+    }
+}
+
+/// What a request runs: a command, or code that is put into the box first.
+pub struct Program {
+    pub command: Vec<String>,
+    /// The variables that the language needs.
+    pub env: BTreeMap<String, String>,
+    pub code: Option<InputFile>,
+}
+
+/// The hint for a request that names nothing to run, or two things.
+const WHAT_TO_RUN: &str = "send either 'command', or 'language' and 'code'";
+
+impl Program {
+    /// `directory` is the place of the code in the box.
+    pub fn of(
+        config: &Config,
+        directory: &str,
+        command: Option<Vec<String>>,
+        language: Option<&str>,
+        code: Option<String>,
+    ) -> Result<Self, ServiceError> {
+        let wrong = |message| Err(ServiceError::invalid("invalid", message).with_hint(WHAT_TO_RUN));
+        match (command.filter(|command| !command.is_empty()), language, code) {
+            (Some(command), None, None) => Ok(Self { command, env: BTreeMap::new(), code: None }),
+            (None, Some(language), Some(code)) => {
+                let language = config.languages.find(language, config.boxes.programs())?;
+                Ok(Self {
+                    command: language.command(directory, &[]),
+                    env: language.env.clone(),
+                    code: Some(InputFile::at(directory, &language.file, code.into_bytes())),
+                })
+            }
+            (Some(_), _, _) => wrong("the request has a command, and also a language or code"),
+            (None, _, _) => wrong("the request has no command and no code"),
+        }
     }
 }
 
@@ -35,21 +77,24 @@ const SHOWN_MAX: usize = 40;
 
 impl Language {
     /// Whether a box has the programs that the language needs.
-    fn is_on(&self, host: Host<'_>) -> bool {
+    fn is_in(&self, programs: Programs<'_>) -> bool {
         let first = |words: &[String]| words.first().cloned();
         let needed: Vec<String> = [first(&self.compile), first(&self.run)]
             .into_iter()
             .flatten()
             .filter(|word| word != PROGRAM)
             .collect();
-        !self.run.is_empty() && needed.iter().all(|program| host.has(program))
+        !self.run.is_empty() && needed.iter().all(|program| programs.have(program))
     }
 
     /// The command that runs the code in `directory`.
     pub fn command(&self, directory: &str, arguments: &[String]) -> Vec<String> {
         let file = format!("{directory}/{}", self.file);
+        // Files of the working directory can be outputs, and the program is none.
+        let built = if directory == HOME { "/tmp" } else { directory };
+        let program = format!("{built}/{PROGRAM_NAME}");
         let filled = |words: &[String]| -> Vec<String> {
-            let fill = |word: &String| word.replace(FILE, &file).replace(PROGRAM, PROGRAM_PATH);
+            let fill = |word: &String| word.replace(FILE, &file).replace(PROGRAM, &program);
             words.iter().map(fill).collect()
         };
         let mut command = if self.compile.is_empty() {
@@ -70,48 +115,10 @@ fn quoted(words: &[String]) -> String {
     words.iter().map(quote).collect::<Vec<_>>().join(" ")
 }
 
-/// The directory in a box that shows the operator's packages.
-pub const PACKAGES: &str = "/opt/packages";
-/// The directories of programs that pip and npm installed with packages.
-pub const PACKAGE_PROGRAMS: [&str; 2] = ["/opt/packages/bin", "/opt/packages/node_modules/.bin"];
-
-/// The directories of the host that a box sees.
-#[derive(Debug, Clone, Copy)]
-pub struct Host<'a> {
-    /// The root of the box.
-    pub root: &'a Path,
-    pub packages: Option<&'a Path>,
-}
-
-impl Host<'_> {
-    /// The host's own programs, without packages.
-    pub fn alone() -> Self {
-        Self { root: Path::new("/"), packages: None }
-    }
-
-    /// Whether a box finds this program, by its path or by its name.
-    fn has(&self, program: &str) -> bool {
-        if program.starts_with('/') {
-            self.path(program).exists()
-        } else {
-            PATH.split(':')
-                .chain(PACKAGE_PROGRAMS)
-                .any(|directory| self.path(&format!("{directory}/{program}")).exists())
-        }
-    }
-
-    /// The path on the host of a path in the box.
-    fn path(&self, in_box: &str) -> PathBuf {
-        let below = |directory: &Path, rest: &str| directory.join(rest.trim_start_matches('/'));
-        match (in_box.strip_prefix(PACKAGES), self.packages) {
-            (Some(rest), Some(packages)) => below(packages, rest),
-            (_, _) => below(self.root, in_box),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     fn words(text: &str) -> Vec<String> {
@@ -125,7 +132,11 @@ mod tests {
         assert_eq!(python.command("/work", &words("a b")), words("python3 /work/main.py a b"));
         let c = all.0["c"].command("/tmp/it's", &words("a"));
         assert_eq!(&c[..2], ["sh", "-c"]);
-        assert!(c[2].contains("'/tmp/it'\\''s/main.c'") && c[2].contains("&& exec '/tmp/program'"));
+        assert!(
+            c[2].contains("'/tmp/it'\\''s/main.c'")
+                && c[2].contains("&& exec '/tmp/it'\\''s/program'")
+        );
+        assert!(all.0["c"].command("/work", &[])[2].ends_with("exec '/tmp/program' \"$@\""));
         assert_eq!(&c[3..], ["sh", "a"]);
     }
 
@@ -133,11 +144,11 @@ mod tests {
     fn the_operators_languages_replace_built_in_ones() {
         let text = "python = { file = 'a.py', run = ['/opt/py', '{file}'] }\nnode = { file = '', run = [] }";
         let all: Languages = toml::from_str(text).expect("a table");
-        let empty = Host { root: Path::new("/nowhere"), packages: None };
+        let empty = Programs { rootfs: Some(Path::new("/nowhere")), packages: None };
         assert_eq!(all.0["python"].run, ["/opt/py", FILE]);
-        assert!(!all.0["node"].is_on(Host::alone()));
+        assert!(!all.0["node"].is_in(Programs::default()));
         let refused = all.find("js", empty).expect_err("nothing is there");
         assert_eq!(refused.message, "Unsupported language: js");
-        assert!(all.find("Sh", Host::alone()).is_ok());
+        assert!(all.find("Sh", Programs::default()).is_ok());
     }
 }

@@ -6,10 +6,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Deserialize;
-use tare_engine::spec::{Cpus, Limit, Name, Network, Spec, command, name, quantity};
+use tare_engine::Changes;
+use tare_engine::spec::{
+    Access, Cpus, Limit, Name, Network, Spec, Tenant, Volume, command, name, quantity, volume,
+};
 use utoipa::ToSchema;
 
-use crate::config;
+use crate::config::{self, Config};
 use crate::error::ServiceError;
 
 /// The limits of a box. Each field has a default.
@@ -43,6 +46,18 @@ pub enum NetworkRequest {
     Host,
 }
 
+/// A directory of the host that the operator allows, by its name.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeRequest {
+    /// The name that the operator gave to the directory.
+    #[schema(example = "datasets")]
+    pub name: String,
+    /// The directory of the box that shows it, an absolute path.
+    #[schema(example = "/data")]
+    pub target: String,
+}
+
 /// The fields that every request for a box has.
 #[derive(Debug, Default)]
 pub struct BoxFields {
@@ -51,15 +66,23 @@ pub struct BoxFields {
     pub workdir: Option<String>,
     pub limits: LimitsRequest,
     pub network: NetworkRequest,
+    pub volumes: Vec<VolumeRequest>,
 }
 
 impl BoxFields {
-    pub fn into_spec(self, most: &config::Limits) -> Result<Spec, ServiceError> {
+    pub fn into_spec(self, config: &Config, tenant: &Tenant) -> Result<Spec, ServiceError> {
+        let most = &config.limits;
         let mut spec = Spec::of(words(self.command));
+        config.boxes.programs().add_to(&mut spec);
         spec.env = command::later_wins(spec.env.into_iter().chain(pairs(&self.env)?));
         command::check(&spec.command, &spec.env)?;
         spec.workdir = self.workdir.map(workdir).transpose()?;
         self.limits.apply(&mut spec, most)?;
+        for asked in self.volumes {
+            spec.volumes.push(asked.find(config, tenant)?);
+        }
+        volume::check(&spec.volumes).map_err(|error| of_field("volumes", error))?;
+        spec.volumes = volume::outer_first(spec.volumes);
         spec.network = match self.network {
             NetworkRequest::None => Network::None,
             NetworkRequest::Host if most.host_network => Network::Host,
@@ -72,6 +95,28 @@ impl BoxFields {
             }
         };
         Ok(spec)
+    }
+}
+
+impl VolumeRequest {
+    fn find(self, config: &Config, tenant: &Tenant) -> Result<Volume, ServiceError> {
+        let mut allowed = config.volumes.iter().filter(|volume| volume.allows(tenant.key()));
+        let found = allowed.clone().find(|volume| volume.name.as_str() == self.name);
+        let Some(found) = found else {
+            let names: Vec<&str> = allowed.by_ref().map(|volume| volume.name.as_str()).collect();
+            let hint = match names.as_slice() {
+                [] => "the operator allows directories with [[volumes]]".to_owned(),
+                names => format!("there are {}", names.join(", ")),
+            };
+            let message = format!("volumes: there is no volume {:?}", self.name);
+            return Err(ServiceError::invalid("no_such_volume", message).with_hint(hint));
+        };
+        let target = volume::place(PathBuf::from(self.target));
+        Ok(Volume {
+            host: found.path.clone(),
+            target: target.map_err(|error| of_field("volumes", error))?,
+            access: if found.writable { Access::ReadWrite } else { Access::ReadOnly },
+        })
     }
 }
 
@@ -111,6 +156,29 @@ impl LimitsRequest {
             limits.scratch_bytes = Limit::Asked(asked);
         }
         Ok(())
+    }
+}
+
+impl LimitsRequest {
+    /// The changes of a box that exists. The kernel sets some limits only once, when a process starts.
+    pub fn into_changes(self, most: &config::Limits) -> Result<Changes, ServiceError> {
+        let fixed = [
+            ("limits.nofile", self.nofile.is_some()),
+            ("limits.scratch_bytes", self.scratch_bytes.is_some()),
+        ];
+        if let Some((field, _)) = fixed.into_iter().find(|(_, is_given)| *is_given) {
+            let message = format!("{field}: this limit of a box cannot be changed");
+            return Err(ServiceError::invalid("invalid", message)
+                .with_hint("memory_bytes, cpus and pids can; or create another box"));
+        }
+        let mut spec = Spec::of(Vec::new());
+        self.apply(&mut spec, most)?;
+        Ok(Changes {
+            memory_bytes: self.memory_bytes.map(|_| spec.limits.memory_bytes.value()),
+            pids: self.pids.map(|_| spec.limits.pids.value()),
+            cpus: spec.limits.cpus,
+            lease: None,
+        })
     }
 }
 
@@ -234,7 +302,7 @@ mod tests {
 
     fn spec(limits: LimitsRequest) -> Result<Spec, ServiceError> {
         let asked = BoxFields { command: vec!["true".into()], limits, ..BoxFields::default() };
-        asked.into_spec(&config::Limits::default())
+        asked.into_spec(&Config::default(), &Tenant::default())
     }
 
     #[test]
@@ -260,18 +328,19 @@ mod tests {
     #[test]
     fn the_default_memory_limit_does_not_exceed_the_operators_maximum() {
         let little = 64 << 20;
-        let limits = config::Limits { memory_max: ByteSize(little), ..config::Limits::default() };
-        let spec = BoxFields::default().into_spec(&limits).expect("a box");
+        let mut config = Config::default();
+        config.limits.memory_max = ByteSize(little);
+        let spec = BoxFields::default().into_spec(&config, &Tenant::default()).expect("a box");
         assert_eq!(spec.limits.memory_bytes, Limit::Default(little));
     }
 
     #[test]
     fn the_hosts_network_is_the_operators_to_give() {
         let asked = || BoxFields { network: NetworkRequest::Host, ..BoxFields::default() };
-        let mut most = config::Limits::default();
-        let refused = asked().into_spec(&most).expect_err("it is not allowed");
+        let (mut config, tenant) = (Config::default(), Tenant::default());
+        let refused = asked().into_spec(&config, &tenant).expect_err("it is not allowed");
         assert_eq!(refused.code, "network_forbidden");
-        most.host_network = true;
-        assert!(asked().into_spec(&most).is_ok());
+        config.limits.host_network = true;
+        assert!(asked().into_spec(&config, &tenant).is_ok());
     }
 }

@@ -131,7 +131,7 @@ pub struct FileArgs {
     #[arg(
         long,
         value_name = "DIR",
-        value_parser = PathBufValueParser::new().try_map(volume::workspace),
+        value_parser = PathBufValueParser::new().try_map(volume::place),
     )]
     pub workspace: Option<PathBuf>,
 

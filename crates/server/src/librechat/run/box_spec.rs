@@ -1,19 +1,16 @@
 //! The box of an execution: its limits, environment and packages, and the command that runs in it.
 
-use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tare_engine::ExecSpec;
-use tare_engine::spec::defaults::PATH;
-use tare_engine::spec::{Access, Limit, Network, Root, Spec, Volume, command};
+use tare_engine::spec::command::{self, Variable};
+use tare_engine::spec::{Isolation, Limit, Network, Spec, defaults};
 
 use crate::config::librechat::BoxesConfig;
 use crate::config::{self, Config};
 use crate::error::ServiceError;
-use crate::work::files::{self, Content, InputFile};
-use crate::work::languages::{Host, PACKAGE_PROGRAMS, PACKAGES};
+use crate::work::files::InputFile;
 use crate::work::spec;
 
 /// The directory of the programs' input and output files.
@@ -44,11 +41,7 @@ impl CodeRun {
         timeout_ms: Option<f64>,
     ) -> Result<Self, ServiceError> {
         let boxes = &config.librechat.boxes;
-        let host = Host {
-            root: boxes.rootfs.as_deref().unwrap_or(Path::new("/")),
-            packages: boxes.packages.as_deref(),
-        };
-        let language = config.languages.find(language, host)?;
+        let language = config.languages.find(language, boxes.programs())?;
         let exec = ExecSpec {
             env: spec::pairs(&language.env)?,
             timeout: Some(timeout(timeout_ms, &config.limits)),
@@ -68,11 +61,7 @@ impl CodeRun {
 
 /// A file in the directory of the code.
 pub fn code_file(name: &str, content: Vec<u8>) -> InputFile {
-    InputFile {
-        path: format!("{}/{name}", CODE.trim_start_matches('/')),
-        mtime: files::now(),
-        content: Content::Bytes(content),
-    }
+    InputFile::at(CODE, name, content)
 }
 
 /// Returns the requested timeout, lowered to the operator's limit.
@@ -91,19 +80,8 @@ fn box_of(boxes: &BoxesConfig) -> Spec {
     spec.limits.scratch_bytes = limit(boxes.scratch.min(boxes.memory).0, usual.scratch.0);
     spec.limits.pids = limit(boxes.pids, usual.pids);
     spec.network = if boxes.host_network { Network::Host } else { Network::None };
-    if let Some(rootfs) = &boxes.rootfs {
-        spec.root = Root::Directory(rootfs.clone());
-    }
-    if let Some(packages) = &boxes.packages {
-        spec.volumes.push(Volume {
-            host: packages.clone(),
-            target: PathBuf::from(PACKAGES),
-            access: Access::ReadOnly,
-        });
-    }
-    let own = environment(boxes.packages.is_some());
-    let own = own.into_iter().map(|(key, value)| (key.into(), value));
-    spec.env = command::later_wins(spec.env.into_iter().chain(own));
+    spec.env = environment();
+    boxes.programs().add_to(&mut spec);
     spec
 }
 
@@ -115,31 +93,24 @@ fn limit<T: PartialEq>(configured: T, usual: T) -> Limit<T> {
 
 /// The home directory is not the data directory, so that programs leave no files of their own among
 /// the user's. Python and Node find modules in the data directory.
-fn environment(has_packages: bool) -> BTreeMap<&'static str, OsString> {
-    let beside = |own: &[&str], name: &str| {
-        let shared = has_packages.then(|| format!("{PACKAGES}/{name}"));
-        let own = own.iter().map(ToString::to_string);
-        OsString::from(own.chain(shared).collect::<Vec<_>>().join(":"))
-    };
-    let mut environment = BTreeMap::from([
-        ("HOME", "/tmp".into()),
-        ("PYTHONPATH", beside(&[DATA, MODULES], "python")),
-        ("PYTHONDONTWRITEBYTECODE", "1".into()),
-        ("NODE_PATH", beside(&["/mnt/data/node_modules", DATA], "node_modules")),
-        ("MPLBACKEND", "module://tare_figures".into()),
-        // Debian's pip otherwise refuses to install packages.
-        ("PIP_BREAK_SYSTEM_PACKAGES", "1".into()),
-        ("PIP_NO_CACHE_DIR", "1".into()),
-    ]);
-    if has_packages {
-        let programs = [&[PATH, "/tmp/.local/bin"][..], &PACKAGE_PROGRAMS].concat();
-        environment.insert("PATH", programs.join(":").into());
-    }
+fn environment() -> Vec<Variable> {
+    let mut environment = defaults::env("/tmp", Isolation::Full);
+    let modules = [DATA, MODULES].join(":");
+    let own = [
+        ("PYTHONPATH", modules.as_str()),
+        ("PYTHONDONTWRITEBYTECODE", "1"),
+        ("NODE_PATH", "/mnt/data/node_modules:/mnt/data"),
+        ("MPLBACKEND", "module://tare_figures"),
+        ("PIP_NO_CACHE_DIR", "1"),
+    ];
+    environment.extend(own.map(|(key, value)| (key.into(), value.into())));
     environment
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     fn work(config: &Config, timeout_ms: Option<f64>) -> CodeRun {
@@ -174,20 +145,5 @@ mod tests {
         let limits = work(&config, None).spec.limits;
         assert_eq!(limits.memory_bytes, Limit::Default(1 << 30));
         assert_eq!(limits.pids, Limit::Asked(100));
-    }
-
-    #[test]
-    fn packages_are_seen_in_one_place_and_searched_last() {
-        let mut config = Config::default();
-        config.librechat.boxes.packages = Some(PathBuf::from("/srv/shared"));
-        let spec = work(&config, None).spec;
-        assert_eq!(spec.volumes[0].access, Access::ReadOnly);
-        assert_eq!(spec.volumes[0].target, Path::new("/opt/packages"));
-        let value =
-            |key: &str| spec.env.iter().find(|(name, _)| name == key).map(|(_, value)| value);
-        assert_eq!(
-            value("PYTHONPATH").expect("set"),
-            "/mnt/data:/tmp/code/modules:/opt/packages/python"
-        );
     }
 }
