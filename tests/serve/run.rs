@@ -61,24 +61,88 @@ fn a_run_is_listed_by_its_program_without_its_code() {
     server.stop().ok();
 }
 
+/// The paths of the files in this list of a result.
+fn paths<'a>(result: &'a Value, list: &str) -> Vec<&'a str> {
+    let files = result[list].as_array().expect("an array").iter();
+    files.map(|file| file["path"].as_str().or(file.as_str()).expect("text")).collect()
+}
+
 #[test]
-fn outputs_that_are_not_regular_files_are_skipped() {
+fn outputs_that_are_missing_or_not_regular_files_are_listed() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
-    let script = "mkfifo pipe; echo a > plain; echo b > closed; chmod 0 closed; echo done";
-    let outputs =
-        ["pipe", "plain", "closed", "none", "/dev/zero", "/dev/null", "/proc/self/environ"];
+    let script =
+        "mkfifo pipe; mkdir empty; echo a > plain; echo b > closed; chmod 0 closed; echo done";
+    let outputs = ["pipe", "plain", "closed", "none", "empty", "/dev/zero", "/dev/null", "*.png"];
     let request = json!({ "command": ["sh", "-c", script], "outputs": outputs });
-    let answer = server.post("/v1/run", &request).was(200).json();
+    let answer = ran(&server, request);
     assert_eq!((&answer["exit_code"], &answer["stdout"]), (&json!(0), &json!("done\n")));
-    let files = answer["files"].as_array().expect("an array");
-    let paths: Vec<_> = files.iter().map(|file| &file["path"]).collect();
-    assert!(paths.contains(&&json!("plain")), "{paths:?}");
-    for path in ["pipe", "closed", "none", "/dev/zero", "/dev/null"] {
-        assert!(!paths.contains(&&json!(path)), "{paths:?}");
-    }
+    assert_eq!(paths(&answer, "files"), ["plain"]);
+    let missing = ["pipe", "closed", "none", "/dev/zero", "/dev/null", "*.png"];
+    assert_eq!(paths(&answer, "files_missing"), missing);
+    assert_eq!(answer["files_omitted"], json!([]));
     let many = json!({ "command": ["true"], "outputs": vec!["a"; 1001] });
     server.post("/v1/run", &many).refused(400, "invalid_json");
+    server.stop().ok();
+}
+
+#[test]
+fn outputs_that_are_too_large_are_listed_and_the_others_returned() {
+    let tare = tare!();
+    let server =
+        Server::start_configured(&tare, "[limits]\noutput_bytes = '1m'\nmemory_max = '8g'\n");
+    let script = "echo said; mkdir out; cd out
+        head -c 2m /dev/zero > a-large; echo small > b-small; truncate -s 5g ../sparse; exit 3";
+    let run = |script: &str, outputs: &[&str]| {
+        let limits = json!({ "memory_bytes": 8_u64 << 30, "scratch_bytes": 8_u64 << 30 });
+        let command = ["sh", "-c", script];
+        ran(&server, json!({ "command": command, "outputs": outputs, "limits": limits }))
+    };
+    let result = run(script, &["sparse", "out", "out/*"]);
+    assert_eq!((&result["exit_code"], &result["stdout"]), (&json!(3), &json!("said\n")));
+    // Once for the directory, and once for the pattern.
+    assert_eq!(paths(&result, "files"), ["out/b-small", "out/b-small"]);
+    let mut omitted = result["files_omitted"].as_array().expect("a list").clone();
+    let large = json!({ "path": "out/a-large", "size_bytes": 2 << 20 });
+    let sparse = json!({ "path": "sparse", "size_bytes": 5_u64 << 30 });
+    assert_eq!(omitted.remove(0), sparse);
+    assert_eq!(omitted, [large.clone(), large]);
+    assert_eq!(result["files_missing"], json!([]));
+    // A directory with a file that is too large to look behind.
+    let script = "mkdir out; truncate -s 5g out/sparse";
+    let result = run(script, &["out"]);
+    let sparse = json!({ "path": "out/sparse", "size_bytes": 5_u64 << 30 });
+    let rest = json!({ "path": "out", "size_bytes": null });
+    assert_eq!(result["files_omitted"], json!([sparse, rest]));
+    server.stop().ok();
+}
+
+#[test]
+fn patterns_return_the_files_that_match() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let script = "mkdir -p out/deep/.hidden; echo 1 > a.png; echo 2 > b.txt; echo 3 > out/c.png
+        echo 4 > out/deep/d.png; echo 5 > out/deep/.hidden/e.png; ln -s /etc/passwd out/link.png";
+    let found = |patterns: Value| {
+        let request = json!({ "command": ["sh", "-c", script], "outputs": patterns });
+        let result = ran(&server, request);
+        let mut found: Vec<String> =
+            paths(&result, "files").into_iter().map(str::to_owned).collect();
+        found.sort();
+        found
+    };
+    assert_eq!(found(json!(["*.png"])), ["a.png"]);
+    assert_eq!(found(json!(["out/**", "?.txt"])), ["b.txt", "out/c.png", "out/deep/d.png"]);
+    assert_eq!(found(json!(["/work/**/d*"])), ["out/deep/d.png"]);
+    assert!(found(json!(["/etc/shad*", "none/*"])).is_empty());
+    let refused = json!({ "command": ["true"], "outputs": ["[ab]*"] });
+    let refused = server.post("/v1/run", &refused).refused(400, "invalid_path").text();
+    assert!(refused.contains("[ab]*"), "{refused}");
+    // More files than one request looks at.
+    let script = "mkdir many; cd many; seq 3000 | xargs touch";
+    let result = ran(&server, json!({ "command": ["sh", "-c", script], "outputs": ["many/*"] }));
+    assert!(paths(&result, "files").len() <= 1000);
+    assert_eq!(result["files_omitted"], json!([{ "path": "many/*", "size_bytes": null }]));
     server.stop().ok();
 }
 

@@ -1,8 +1,5 @@
 //! `POST /v1/run`: one command in a box of its own.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
-
 use axum::extract::{Extension, State};
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
@@ -13,7 +10,7 @@ use utoipa::ToSchema;
 
 use crate::admission::Caller;
 use crate::api::exec::ExecResult;
-use crate::api::openapi::{ARGUMENTS_MAX, VARIABLES_MAX};
+use crate::api::openapi::{ARGUMENTS_MAX, VARIABLES_MAX, VOLUMES_MAX};
 use crate::api::stream;
 use crate::config::Config;
 use crate::error::ServiceError;
@@ -22,18 +19,17 @@ use crate::http::extract::Json;
 use crate::http::frames::StreamFormat;
 use crate::http::text::{Encoding, base64, from_base64};
 use crate::work::Service;
-use crate::work::files::{InputFile, OutputFile};
-use crate::work::languages::Host;
+use crate::work::files::InputFile;
+use crate::work::languages::Program;
 use crate::work::outcome::RunOutput;
 use crate::work::output::OutputSink;
+use crate::work::outputs::{OmittedFile, OutputFile, OutputPath, Outputs};
 use crate::work::run_request::{Collect, RunRequest};
-use crate::work::spec::{self, BoxFields, LimitsRequest, NetworkRequest};
+use crate::work::spec::{self, BoxFields, LimitsRequest, NetworkRequest, VolumeRequest};
 
 /// The most outputs of a run. Each takes a call into the box.
 const OUTPUTS_MAX: usize = 1000;
 const FILES_MAX: usize = 10_000;
-/// The hint for a request that names nothing to run, or two things.
-const WHAT_TO_RUN: &str = "send either 'command', or 'language' and 'code'";
 
 /// A command or code to run.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -52,7 +48,8 @@ pub struct RunBody {
     #[serde(default)]
     #[schema(value_type = Vec<FileGiven>, max_items = 10_000)]
     pub files: List<FileGiven, FILES_MAX>,
-    /// Files and directories to return. Missing ones are skipped.
+    /// Files, directories and patterns of files to return. In a pattern, `*` and `?` stand for
+    /// characters of a name, and `**` for any number of directories.
     #[serde(default)]
     #[schema(value_type = Vec<String>, max_items = 1000)]
     pub outputs: List<String, OUTPUTS_MAX>,
@@ -66,6 +63,10 @@ pub struct RunBody {
     pub limits: LimitsRequest,
     #[serde(default)]
     pub network: NetworkRequest,
+    /// Directories of the host, by the names that the operator gave them.
+    #[serde(default)]
+    #[schema(value_type = Vec<VolumeRequest>, max_items = 100)]
+    pub volumes: List<VolumeRequest, VOLUMES_MAX>,
     /// The encoding of the output.
     #[serde(default)]
     pub encoding: Encoding,
@@ -91,6 +92,10 @@ pub struct RunResult {
     /// Whether the kernel killed a process of the box because of its memory limit.
     pub oom: bool,
     pub files: Vec<FileReturned>,
+    /// Requested files that are too large.
+    pub files_omitted: Vec<FileOmitted>,
+    /// Requested paths and patterns for which there is no readable regular file.
+    pub files_missing: Vec<String>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -98,6 +103,13 @@ pub struct FileReturned {
     pub path: String,
     pub size_bytes: u64,
     pub content_base64: String,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub struct FileOmitted {
+    pub path: String,
+    /// Null for a directory or a pattern that has more files than a run returns.
+    pub size_bytes: Option<u64>,
 }
 
 /// Run a command in a fresh box
@@ -119,7 +131,7 @@ pub async fn run(
     Json(body): Json<RunBody>,
 ) -> Result<Response, ServiceError> {
     let (format, encoding) = (StreamFormat::accepted(&headers), body.encoding);
-    let request = run_request(body, &service.config())?;
+    let request = run_request(body, &service.config(), &caller)?;
     // Before the response begins: a refusal then has its own status, even if the response is a stream.
     let admitted = service.admit_run(&caller, &request.spec).await?;
     if format == StreamFormat::Whole {
@@ -137,61 +149,42 @@ pub async fn run(
 fn run_request(
     request: RunBody,
     config: &Config,
-) -> Result<RunRequest<Vec<OutputFile>>, ServiceError> {
+    caller: &Caller,
+) -> Result<RunRequest<Outputs>, ServiceError> {
     let most = &config.limits;
     let mut files =
         request.files.0.into_iter().map(FileGiven::take).collect::<Result<Vec<_>, _>>()?;
-    let mut env = BTreeMap::new();
-    let command = match (request.command.map(|command| command.0), request.language, request.code) {
-        (Some(command), None, None) if !command.is_empty() => command,
-        (None, Some(language), Some(code)) => {
-            let language = config.languages.find(&language, Host::alone())?;
-            files.push(InputFile::new(&language.file, code.into_bytes())?);
-            env.extend(language.env.clone());
-            language.command(HOME, &[])
-        }
-        (Some(command), _, _) if !command.is_empty() => {
-            let message = "the request has a command, and also a language or code";
-            return Err(ServiceError::invalid("invalid", message).with_hint(WHAT_TO_RUN));
-        }
-        (_, _, _) => {
-            let message = "the request has no command and no code";
-            return Err(ServiceError::invalid("invalid", message).with_hint(WHAT_TO_RUN));
-        }
-    };
+    let command = request.command.map(|command| command.0);
+    let program = Program::of(config, HOME, command, request.language.as_deref(), request.code)?;
+    files.extend(program.code);
+    let mut env = program.env;
     env.extend(request.env.0);
     let exec = ExecSpec {
         env: spec::pairs(&env)?,
         timeout: Some(spec::timeout(request.timeout_ms, most)?),
-        ..ExecSpec::of(spec::words(command))
+        ..ExecSpec::of(spec::words(program.command))
     };
     tare_engine::spec::command::check(&exec.command, &exec.env)?;
-    let fields =
-        BoxFields { limits: request.limits, network: request.network, ..BoxFields::default() };
+    let fields = BoxFields {
+        limits: request.limits,
+        network: request.network,
+        volumes: request.volumes.0,
+        ..BoxFields::default()
+    };
     Ok(RunRequest {
         stdin: request.stdin.map(String::into_bytes),
         files,
-        collect: collect(outputs(request.outputs.0)?, most.output_bytes.0),
-        ..RunRequest::new(fields.into_spec(most)?, exec, most.output_bytes.0)
+        collect: collect(request.outputs.0, most.output_bytes.0)?,
+        ..RunRequest::new(fields.into_spec(config, &caller.tenant)?, exec, most.output_bytes.0)
     })
 }
 
-fn collect(paths: Vec<PathBuf>, bytes_max: u64) -> Option<Collect<Vec<OutputFile>>> {
+fn collect(paths: Vec<String>, bytes_max: u64) -> Result<Option<Collect<Outputs>>, ServiceError> {
+    let paths = paths.into_iter().map(OutputPath::parse).collect::<Result<Vec<_>, _>>()?;
     if paths.is_empty() {
-        return None;
+        return Ok(None);
     }
-    Some(Box::new(move |files, _end| files.collect(&paths, bytes_max)))
-}
-
-fn outputs(asked: Vec<String>) -> Result<Vec<PathBuf>, ServiceError> {
-    let path = |text: String| {
-        if text.is_empty() || text.contains('\0') {
-            Err(ServiceError::invalid("invalid_path", "outputs: a path is empty or has a NUL"))
-        } else {
-            Ok(PathBuf::from(text))
-        }
-    };
-    asked.into_iter().map(path).collect()
+    Ok(Some(Box::new(move |files, _end| files.collect(&paths, bytes_max))))
 }
 
 impl FileGiven {
@@ -210,16 +203,20 @@ impl FileGiven {
 }
 
 impl RunResult {
-    fn new(mut output: RunOutput<Vec<OutputFile>>, encoding: Encoding) -> Self {
+    fn new(mut output: RunOutput<Outputs>, encoding: Encoding) -> Self {
         let file = |file: OutputFile| FileReturned {
             path: file.path,
             size_bytes: file.content.len() as u64,
             content_base64: base64(&file.content),
         };
+        let omitted = |OmittedFile { path, size_bytes }| FileOmitted { path, size_bytes };
+        let outputs = output.collected.take().unwrap_or_default();
         Self {
             id: output.id.to_string(),
             oom: output.end.oom,
-            files: output.collected.take().into_iter().flatten().map(file).collect(),
+            files: outputs.files.into_iter().map(file).collect(),
+            files_omitted: outputs.omitted.into_iter().map(omitted).collect(),
+            files_missing: outputs.missing,
             command: ExecResult::new(output, encoding),
         }
     }

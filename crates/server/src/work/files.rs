@@ -1,12 +1,12 @@
-//! Files that go into a box before its command, and those that come out after it.
+//! Files that go into a box before its command, and archives that come out after it.
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use tare_archive::{Kind, Reader, Writer};
+use tare_archive::{Reader, Writer};
 use tare_engine::spec::defaults::HOME;
-use tare_engine::{BoxId, Context as _, Copied, Engine, Error, ErrorKind, Timestamp};
+use tare_engine::{BoxId, Context as _, Copied, Engine, Error, Timestamp};
 
 use crate::admission::Caller;
 use crate::error::ServiceError;
@@ -33,15 +33,16 @@ pub enum Content {
 
 pub type OpenFile = Box<dyn FnOnce() -> io::Result<File> + Send>;
 
-/// A file that the command left.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OutputFile {
-    /// Relative to the working directory if it is in there, otherwise absolute.
-    pub path: String,
-    pub content: Vec<u8>,
-}
-
 impl InputFile {
+    /// A file with this name in a directory of the box. Both are tare's own.
+    pub fn at(directory: &str, name: &str, content: Vec<u8>) -> Self {
+        Self {
+            path: format!("{}/{name}", directory.trim_start_matches('/')),
+            mtime: now(),
+            content: Content::Bytes(content),
+        }
+    }
+
     /// Makes an input file from a path below the working directory.
     pub fn new(path: &str, content: Vec<u8>) -> Result<Self, ServiceError> {
         let relative = path.strip_prefix(HOME).map_or(path, |rest| match rest {
@@ -50,11 +51,7 @@ impl InputFile {
         });
         let is_name = |name: &str| !matches!(name, "" | "." | "..") && !name.contains('\0');
         if relative.split('/').all(is_name) {
-            Ok(Self {
-                path: format!("{}/{relative}", HOME.trim_start_matches('/')),
-                mtime: now(),
-                content: Content::Bytes(content),
-            })
+            Ok(Self::at(HOME, relative, content))
         } else {
             Err(ServiceError::invalid(
                 "invalid_path",
@@ -117,40 +114,6 @@ impl BoxFiles<'_> {
         let read = read.context(|| format!("cannot read the files of box {}", self.id))?;
         Ok((read, copied))
     }
-
-    /// Reads the files and whole directories in `paths` that exist.
-    pub fn collect(&self, paths: &[PathBuf], bytes_max: u64) -> Result<Vec<OutputFile>, Error> {
-        let mut found = Vec::new();
-        let mut left = bytes_max;
-        for path in paths {
-            self.collect_one(path, &mut left, &mut found)?;
-        }
-        Ok(found)
-    }
-
-    fn collect_one(
-        &self,
-        path: &Path,
-        left: &mut u64,
-        found: &mut Vec<OutputFile>,
-    ) -> Result<(), Error> {
-        let whole = Path::new(HOME).join(path);
-        let parent = whole.parent().unwrap_or(Path::new("/"));
-        let found_before = found.len();
-        let mut fits = true;
-        let read = self.read(&whole, |archive| {
-            fits = receive(archive, parent, left, found)?;
-            Ok(())
-        });
-        match read {
-            _ if !fits => Err(too_much()),
-            // A path that is missing or not a file has nothing to collect.
-            Err(error) if error.kind() == ErrorKind::BadRequest && found.len() == found_before => {
-                Ok(())
-            }
-            read => read.map(|((), _)| ()),
-        }
-    }
 }
 
 fn send(stream: &mut dyn Write, files: Vec<InputFile>) -> io::Result<()> {
@@ -165,35 +128,6 @@ fn send(stream: &mut dyn Write, files: Vec<InputFile>) -> io::Result<()> {
         }
     }
     archive.finish()
-}
-
-/// Returns whether all files fit into what is left.
-fn receive(
-    archive: &mut Reader<'_>,
-    parent: &Path,
-    left: &mut u64,
-    found: &mut Vec<OutputFile>,
-) -> Result<bool, tare_archive::Error> {
-    while let Some(entry) = archive.next_entry()? {
-        let Kind::File { size } = entry.kind else {
-            continue;
-        };
-        let Some(after) = left.checked_sub(size) else {
-            return Ok(false);
-        };
-        *left = after;
-        let content = archive.content()?;
-        let name = String::from_utf8_lossy(&entry.name).into_owned();
-        let path = parent.join(name);
-        let path = path.strip_prefix(HOME).unwrap_or(&path);
-        found.push(OutputFile { path: path.to_string_lossy().into_owned(), content });
-    }
-    Ok(true)
-}
-
-fn too_much() -> Error {
-    let message = "the requested outputs are too large";
-    Error::bad_request(message).with_hint("request fewer, or raise [limits] output_bytes")
 }
 
 #[cfg(test)]
