@@ -1,7 +1,7 @@
 //! `/v1/boxes`: detached boxes.
 
 use serde_json::{Value, json};
-use tare_harness::{Server, tare};
+use tare_harness::{Server, eventually, tare};
 
 #[test]
 fn http_and_the_command_line_show_the_same_box() {
@@ -225,5 +225,90 @@ fn a_box_whose_lease_passes_while_it_is_made_is_created_and_ends() {
             server.delete(&format!("/v1/boxes/{id}")).was(204);
         }
     }
+    server.stop().ok();
+}
+
+#[test]
+fn the_limits_and_the_lease_of_a_box_can_be_changed() {
+    let tare = tare!();
+    let server = Server::start_configured(&tare, "[limits]\nmemory_max = '1g'\n");
+    server.post("/v1/boxes", &json!({ "name": "web" })).was(201);
+    let update = |body: Value| server.post("/v1/boxes/web/update", &body);
+    let limits = json!({ "memory_bytes": 128 << 20, "pids": 64, "cpus": 0.5 });
+    for _again in 0..2 {
+        let changed = update(json!({ "limits": limits, "lease_ms": 3_600_000 })).was(200).json();
+        assert_eq!(changed["name"], "web");
+        let shown = server.get("/v1/boxes/web").was(200).json();
+        for field in ["memory_bytes", "pids", "cpus"] {
+            assert_eq!(shown["spec"]["limits"][field], limits[field], "{field}");
+        }
+        assert_eq!(shown["lease_ends_at"], changed["lease_ends_at"]);
+    }
+    for (wrong, said) in [
+        (json!({}), "changes nothing"),
+        (json!({ "limits": { "nofile": 64 } }), "limits.nofile: "),
+        (json!({ "limits": { "scratch_bytes": 1 << 20 } }), "limits.scratch_bytes: "),
+        (json!({ "limits": { "memory_bytes": 2_u64 << 30 } }), "at most 1 GiB"),
+        (json!({ "limits": { "pids": 0 } }), "limits.pids: "),
+        (json!({ "lease_ms": 0 }), "lease_ms: "),
+    ] {
+        let refused = update(wrong).refused(400, "invalid").text();
+        assert!(refused.contains(said), "{refused}");
+    }
+    server.post("/v1/boxes/web/stop", &json!({ "grace_ms": 0 })).was(200);
+    assert_eq!(update(json!({ "limits": { "pids": 65 } })).status, 409);
+    server.delete("/v1/boxes/web").was(204);
+    server.stop().ok();
+}
+
+#[test]
+fn a_box_can_be_renamed_to_a_free_name() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let id = server.post("/v1/boxes", &json!({ "name": "web" })).was(201).json()["id"].clone();
+    server.post("/v1/boxes", &json!({ "name": "taken" })).was(201);
+    let rename = |of: &str, name: &str| {
+        server.post(&format!("/v1/boxes/{of}/rename"), &json!({ "name": name }))
+    };
+    for of in ["web", "api"] {
+        assert_eq!(rename(of, "api").was(200).json()["name"], "api");
+    }
+    assert_eq!(server.get("/v1/boxes/api").was(200).json()["id"], id);
+    server.get("/v1/boxes/web").refused(404, "no_such_box");
+    rename("api", "taken").refused(409, "conflict");
+    rename("api", "-x").refused(400, "invalid_name");
+    assert_eq!(server.get("/v1/boxes/api").was(200).json()["id"], id);
+    tare.call(["rm", "-f", "--all"]).ok();
+    server.stop().ok();
+}
+
+#[test]
+fn a_signal_reaches_the_command_and_kill_ends_the_box() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let script = "trap 'echo heard' HUP; echo ready; while :; do sleep 0.1; done";
+    let make = |more: Value| {
+        let mut body = json!({ "name": "web", "command": ["sh", "-c", script] });
+        body.as_object_mut().expect("an object").extend(more.as_object().expect("one").clone());
+        server.post("/v1/boxes", &body).was(201);
+        let logs = || server.get("/v1/boxes/web/logs").was(200).text();
+        eventually("it runs", || logs().contains("ready"));
+    };
+    let kill = |body: Value| server.post("/v1/boxes/web/kill", &body);
+    make(json!({}));
+    assert_eq!(kill(json!({ "signal": "HUP" })).was(200).json()["state"], "running");
+    let logs = || server.get("/v1/boxes/web/logs").was(200).text();
+    eventually("the signal arrives", || logs().contains("heard"));
+    kill(json!({ "signal": "NOPE" })).refused(400, "invalid");
+    let killed = server.ask("POST", "/v1/boxes/web/kill", &[], b"").was(200).json();
+    assert_eq!((&killed["state"], &killed["cause"]), (&json!("exited"), &json!("killed")));
+    assert_eq!(killed["exit_code"], 137);
+    // Nothing is left to be killed.
+    assert_eq!(kill(json!({ "signal": "HUP" })).status, 409);
+    server.delete("/v1/boxes/web").was(204);
+    make(json!({ "remove": true }));
+    assert_eq!(kill(json!({ "signal": 9 })).was(200).json()["cause"], "killed");
+    kill(json!({})).refused(404, "no_such_box");
+    assert!(tare.footprint().records.is_empty());
     server.stop().ok();
 }

@@ -78,8 +78,14 @@ fn a_web_page_cannot_use_the_api() {
 fn an_unknown_route_gets_404_with_a_hint() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
+    let missing = server.get("/v1/boxes/web/stopp").refused(404, "no_such_route").text();
+    for said in ["there is no route GET /v1/boxes/web/stopp", "POST /v1/boxes/{id}/stop"] {
+        assert!(missing.contains(said), "{missing}");
+    }
     server.get("/v2/run").refused(404, "no_such_route");
-    server.get("/v1/run").refused(405, "method_not_allowed");
+    let wrong = server.get("/v1/run").refused(405, "method_not_allowed");
+    assert_eq!(wrong.header("allow"), Some("POST"));
+    assert!(wrong.text().contains("use POST"), "{}", wrong.text());
     for route in ["/v1/exec", "/v1/upload"] {
         let answer = server.get(route).was(405).json();
         assert_eq!(answer["code"], "method_not_allowed", "{route}: {answer}");

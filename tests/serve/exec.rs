@@ -79,6 +79,36 @@ fn an_exec_ends_and_its_box_continues() {
 }
 
 #[test]
+fn an_exec_runs_code_in_a_language_and_leaves_no_code_behind() {
+    let tare = tare!();
+    let server = with_box(&tare);
+    let code = "import sys, os; print(sys.stdin.read(), os.getcwd(), os.environ['A'])";
+    let request = json!({ "language": "Python", "code": code, "stdin": "in", "env": { "A": "b" } });
+    let result = executed(&server, request);
+    assert_eq!((&result["exit_code"], &result["stdout"]), (&json!(0), &json!("in /work b\n")));
+    let c = "#include <stdio.h>\nint main(void) { puts(\"out c\"); return 3; }";
+    let result = executed(&server, json!({ "language": "c", "code": c }));
+    assert_eq!((&result["exit_code"], &result["stdout"]), (&json!(3), &json!("out c\n")));
+    let exec =
+        detached(&server, json!({ "language": "bash", "code": "sleep 1000", "detach": true }));
+    let left = || {
+        let list = json!({ "command": ["sh", "-c", "ls /tmp | grep code-"] });
+        executed(&server, list)["stdout"].as_str().expect("text").lines().count()
+    };
+    eventually("only the code that runs is left", || left() == 1);
+    server.post(&format!("{exec}/signal"), &json!({ "signal": "KILL" })).was(204);
+    eventually("no code is left", || left() == 0);
+    let refused = |request: Value, code: &str| {
+        server.post("/v1/boxes/web/exec", &request).refused(400, code);
+    };
+    refused(json!({ "language": "cobol", "code": "x" }), "unsupported_language");
+    refused(json!({ "language": "python" }), "invalid");
+    refused(json!({ "command": ["true"], "code": "x" }), "invalid");
+    refused(json!({}), "invalid");
+    end(server);
+}
+
+#[test]
 fn output_written_just_before_the_end_is_complete() {
     let tare = tare!();
     let server = with_box(&tare);
@@ -122,7 +152,7 @@ fn an_exec_that_cannot_start_is_refused_with_the_reason() {
     let refused = |request: Value, status, code| {
         server.post("/v1/boxes/web/exec", &request).refused(status, code);
     };
-    refused(json!({}), 400, "invalid_json");
+    refused(json!({}), 400, "invalid");
     refused(json!({ "command": [] }), 400, "invalid");
     refused(json!({ "command": ["nope"] }), 400, "command_not_found");
     refused(json!({ "command": ["true"], "workdir": "x" }), 400, "invalid");

@@ -46,6 +46,29 @@ fn a_keys_quota_is_independent_of_other_keys_and_survives_restarts() {
 }
 
 #[test]
+fn an_update_counts_against_the_quota_of_the_key() {
+    let tare = tare!();
+    let text =
+        format!("[[keys]]\nname = 'ci'\nsha256 = '{}'\nmemory_bytes = '300m'\n", sha256("ci-key"),);
+    let server = Server::start_configured(&tare, &text);
+    let memory = |mib: u64| json!({ "limits": { "memory_bytes": mib << 20 } });
+    let create = |mib| post(&server, "ci-key", "/v1/boxes", &memory(mib));
+    let first = create(100).was(201).json();
+    let path = format!("/v1/boxes/{}/update", first["id"].as_str().expect("an id"));
+    let update = |mib| post(&server, "ci-key", &path, &memory(mib));
+    update(301).refused(429, "quota_memory_bytes");
+    // What was refused does not count.
+    let second = create(200).was(201).json();
+    update(101).refused(429, "quota_memory_bytes");
+    update(50).was(200);
+    tare.remove(second["id"].as_str().expect("an id"));
+    eventually("it is seen", || update(300).status == 200);
+    create(6).refused(429, "quota_memory_bytes");
+    tare.call(["rm", "-f", "--all"]).ok();
+    server.stop().ok();
+}
+
+#[test]
 fn runs_beyond_the_keys_rate_get_429_with_retry_after() {
     let tare = tare!();
     let text = format!(

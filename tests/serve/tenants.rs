@@ -58,7 +58,7 @@ impl Route {
     }
 }
 
-const ROUTES: [Route; 30] = [
+const ROUTES: [Route; 33] = [
     route(About::Caller, "POST", "/v1/run"),
     route(About::Caller, "POST", "/v1/boxes"),
     route(About::Caller, "GET", "/v1/boxes"),
@@ -77,6 +77,9 @@ const ROUTES: [Route; 30] = [
     route(About::Box, "POST", "/v1/boxes/{id}/pause"),
     route(About::Box, "POST", "/v1/boxes/{id}/resume"),
     route(About::Box, "POST", "/v1/boxes/{id}/lease").body(r#"{"lease_ms":60000}"#),
+    route(About::Box, "POST", "/v1/boxes/{id}/update").body(r#"{"limits":{"pids":128}}"#),
+    route(About::Box, "POST", "/v1/boxes/{id}/rename").body(r#"{"name":"web"}"#),
+    route(About::Box, "POST", "/v1/boxes/{id}/kill").body(r#"{"signal":"CONT"}"#),
     route(About::Box, "GET", "/v1/boxes/{id}/logs"),
     route(About::Box, "POST", "/v1/boxes/{id}/exec").body(r#"{"command":["true"]}"#),
     route(About::Box, "GET", "/v1/boxes/{id}/exec/ws").query("?command=true"),

@@ -122,13 +122,35 @@ pub struct Admitted {
     /// `None` for a box that lives on.
     turn: Option<Turn>,
     place: Place,
-    _quota: Option<QuotaHold>,
+    quota: Option<QuotaHold>,
 }
 
 impl Admitted {
     /// Marks the box as made: from now on, the gauges measure what it uses.
     pub fn box_is_made(&mut self, id: &BoxId) {
         self.place.made(id);
+    }
+
+    /// Counts a larger memory limit before a box gets it. Returns how much counted before.
+    pub fn reserve_memory(
+        &mut self,
+        config: &Config,
+        memory_bytes: u64,
+    ) -> Result<Option<u64>, ServiceError> {
+        let Some(quota) = &mut self.quota else {
+            return Ok(None);
+        };
+        let before = quota.memory_bytes();
+        quota.resize(config, memory_bytes.max(before))?;
+        Ok(Some(before))
+    }
+
+    /// Counts this memory limit, which is at most what is reserved.
+    pub fn set_memory(&mut self, config: &Config, memory_bytes: u64) {
+        if let Some(quota) = &mut self.quota {
+            // A smaller amount is never refused.
+            quota.resize(config, memory_bytes).ok();
+        }
     }
 
     /// Lets the next run begin, because the box of this one is stuck and outlives it.
@@ -158,7 +180,7 @@ impl Admission {
     ) -> Result<Admitted, ServiceError> {
         let quota = self.quotas.hold(config, caller, need)?;
         match self.admit_to_host(config, need).await {
-            Ok((turn, place)) => Ok(Admitted { turn, place, _quota: quota }),
+            Ok((turn, place)) => Ok(Admitted { turn, place, quota }),
             Err(error) => {
                 if let Some(quota) = quota {
                     quota.refund();
@@ -192,7 +214,7 @@ impl Admission {
     ) -> Admitted {
         let quota = key.map(|key| self.quotas.of_existing(key, need.memory_bytes));
         let place = self.pressure.place_of_existing(id, Promise::new(&config.admission, need));
-        Admitted { turn: None, place, _quota: quota }
+        Admitted { turn: None, place, quota }
     }
 
     /// Returns when no run is active.

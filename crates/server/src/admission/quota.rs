@@ -122,6 +122,25 @@ impl Drop for StopTurn {
 }
 
 impl QuotaHold {
+    /// Counts another memory limit of the box. A smaller one is always accepted.
+    pub fn resize(&mut self, config: &Config, memory_bytes: u64) -> Result<(), ServiceError> {
+        let mut accounts = locked(&self.quotas.0);
+        let account = accounts.entry(self.key.clone()).or_default();
+        let more = memory_bytes.saturating_sub(self.need.memory_bytes);
+        let quota = config.keys.iter().find(|one| one.name.as_str() == self.key);
+        if let Some(quota) = quota.filter(|_| more > 0) {
+            account.check_memory(quota, more)?;
+        }
+        let others = account.memory_bytes.saturating_sub(self.need.memory_bytes);
+        account.memory_bytes = others.saturating_add(memory_bytes);
+        self.need.memory_bytes = memory_bytes;
+        Ok(())
+    }
+
+    pub fn memory_bytes(&self) -> u64 {
+        self.need.memory_bytes
+    }
+
     /// Gives the token of a run back, because the run was refused for another reason.
     pub fn refund(self) {
         if self.need.work == Work::Run {
@@ -153,6 +172,11 @@ impl Account {
             let message = format!("key {key:?} has {} of {most} boxes", self.boxes);
             return Err(ServiceError::limited("quota_boxes", message, RETRY_AFTER_S));
         }
+        self.check_memory(quota, memory_bytes)
+    }
+
+    fn check_memory(&self, quota: &Key, memory_bytes: u64) -> Result<(), ServiceError> {
+        let key = quota.name.as_str();
         let wanted = self.memory_bytes.saturating_add(memory_bytes);
         if let Some(ByteSize(most)) = quota.memory_bytes.filter(|most| wanted > most.0) {
             let message = format!(

@@ -18,7 +18,8 @@ const NOT_SHOWN: &str = "request";
 /// Events of boxes
 ///
 /// Streams what this server does to the boxes of the key from now on, and what it sees of them:
-/// `box_created`, `box_paused`, `box_resumed`, `box_lease_changed`, `box_ended`, `box_removed`,
+/// `box_created`, `box_paused`, `box_resumed`, `box_lease_changed`,
+/// `box_limits_changed`, `box_renamed`, `box_ended`, `box_removed`,
 /// `run_ended` and the other events of its log except `request`. The key of an admin gets the
 /// events of all boxes, and those of gauges and sweeps. The frames are server-sent events, or with
 /// `Accept: application/x-ndjson` a JSON object on each line. A client that is too slow gets `missed`

@@ -1,11 +1,13 @@
 //! `POST /v1/boxes/{id}/exec`: another process in a box.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
+use tare_engine::spec::BoxId;
 use tare_engine::spec::{Terminal, User, command};
 use tare_engine::{Cause, ExecSpec};
 use utoipa::ToSchema;
@@ -14,7 +16,7 @@ use crate::api::openapi::{ARGUMENTS_MAX, BoxPath, VARIABLES_MAX};
 use crate::api::processes::ExecStatus;
 use crate::api::requested::RequestedBox;
 use crate::api::stream;
-use crate::config::Limits;
+use crate::config::{Config, Limits};
 use crate::error::ServiceError;
 use crate::http::bounded::{List, Texts};
 use crate::http::extract::Json;
@@ -22,6 +24,7 @@ use crate::http::frames::StreamFormat;
 use crate::http::text::Encoding;
 use crate::http::{Http, request_log};
 use crate::work::exec::ProcessInput;
+use crate::work::languages::Program;
 use crate::work::outcome::RunOutput;
 use crate::work::output::OutputSink;
 use crate::work::relay::Input;
@@ -31,9 +34,13 @@ use crate::work::spec;
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExecRequest {
-    /// A program and its arguments; no shell is involved.
-    #[schema(value_type = Vec<String>, example = json!(["ls", "-l"]), min_items = 1, max_items = 100_000)]
-    pub command: List<String, ARGUMENTS_MAX>,
+    /// A program and its arguments; no shell is involved. Either this or `code`.
+    #[schema(value_type = Option<Vec<String>>, example = json!(["ls", "-l"]), max_items = 100_000)]
+    pub command: Option<List<String, ARGUMENTS_MAX>>,
+    /// The language of `code`: `python`, `node`, `bash`, and others that the host has.
+    #[schema(example = "python")]
+    pub language: Option<String>,
+    pub code: Option<String>,
     /// Added to the environment of the box.
     #[serde(default)]
     #[schema(value_type = BTreeMap<String, String>)]
@@ -109,20 +116,28 @@ pub async fn exec(
     RequestedBox { service, caller, id }: RequestedBox,
     State(http): State<Http>,
     headers: HeaderMap,
-    Json(request): Json<ExecRequest>,
+    Json(mut request): Json<ExecRequest>,
 ) -> Result<Response, ServiceError> {
     let format = StreamFormat::accepted(&headers);
-    let limits = service.config().limits.clone();
-    let spec = request.spec(&limits)?;
+    let config = service.config();
+    let client_timeout = config.limits.client.0;
+    // Each code has a directory of its own: several may start at once.
+    let directory = PathBuf::from(format!("/tmp/code-{}", BoxId::random()));
+    let program = request.program(&config, &directory)?;
+    let spec = request.spec(&program, &config.limits)?;
     if format != StreamFormat::Whole && !request.detach {
         request_log::hold_stream(&http)?;
     }
     let id = service.find(&caller, &id).await?;
+    let code = match program.code {
+        Some(code) => Some(service.place_code(&caller, &id, directory, code).await?),
+        None => None,
+    };
     let piped = if request.stdin.is_some() { ProcessInput::Pipe } else { ProcessInput::None };
     let bytes = request.stdin.unwrap_or_default().into_bytes();
     if request.detach {
         let input = Input { bytes, more: None, charge: request_log::take_body() };
-        let exec = service.exec_detached(&caller, &id, request.command.0, spec, input).await?;
+        let exec = service.exec_detached(&caller, &id, program.command, spec, input, code).await?;
         return Ok((StatusCode::ACCEPTED, axum::Json(ExecStatus::of(&exec))).into_response());
     }
     let input = Input { bytes, more: None, charge: None };
@@ -131,23 +146,33 @@ pub async fn exec(
         let output = process.relay(input, None, &OutputSink::Keep).await?;
         return Ok(axum::Json(ExecResult::new(output, request.encoding)).into_response());
     }
-    Ok(stream::output(format, request.encoding, limits.client.0, |sink| async move {
+    Ok(stream::output(format, request.encoding, client_timeout, |sink| async move {
         let output = process.relay(input, None, &sink).await?;
+        drop(code);
         // The output was in earlier frames.
         Ok(ExecResult::new(output, Encoding::Utf8))
     }))
 }
 
 impl ExecRequest {
-    fn spec(&self, most: &Limits) -> Result<ExecSpec, ServiceError> {
+    fn program(&mut self, config: &Config, directory: &Path) -> Result<Program, ServiceError> {
+        let directory = directory.to_string_lossy();
+        let command = self.command.take().map(|command| command.0);
+        let (language, code) = (self.language.as_deref(), self.code.take());
+        let mut program = Program::of(config, &directory, command, language, code)?;
+        program.env.extend(std::mem::take(&mut self.env.0));
+        Ok(program)
+    }
+
+    fn spec(&self, program: &Program, most: &Limits) -> Result<ExecSpec, ServiceError> {
         let timeout = match (self.timeout_ms, self.detach) {
             (None, true) => None,
             (Some(asked), true) => Some(spec::milliseconds("timeout_ms", asked)?),
             (asked, false) => Some(spec::timeout(asked, most)?),
         };
         ProcessFields {
-            command: self.command.0.clone(),
-            env: &self.env.0,
+            command: program.command.clone(),
+            env: &program.env,
             workdir: self.workdir.clone(),
             user: self.user.as_deref(),
             terminal: self.terminal,

@@ -1,18 +1,20 @@
-//! The life of a box: stop, pause, resume, lease, and wait for its end.
+//! The life of a box: stop, kill, pause, resume, update, rename, and wait for its end.
 
 use std::time::Duration;
 
 use axum::extract::State;
+use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
-use tare_engine::{Cause, End, Status};
+use tare_engine::{Cause, Changes, End, Status};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::api::openapi::BoxPath;
+use crate::api::processes::SignalName;
 use crate::api::requested::RequestedBox;
 use crate::error::ServiceError;
 use crate::http::extract::{Json, Query};
 use crate::http::{Http, request_log};
-use crate::work::spec;
+use crate::work::spec::{self, LimitsRequest};
 
 /// The time for a command to stop if the request names none.
 const GRACE: Duration = Duration::from_secs(10);
@@ -30,6 +32,33 @@ pub struct LeaseRequest {
     /// The new lease, from now on, in milliseconds.
     #[schema(minimum = 1, exclusive_maximum = 3155760000000u64)]
     pub lease_ms: u64,
+}
+
+/// What to change. Fields that are not given stay the same.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct UpdateRequest {
+    /// `memory_bytes`, `cpus` and `pids` can be changed.
+    #[serde(default)]
+    pub limits: LimitsRequest,
+    /// The new lease, from now on, in milliseconds.
+    #[schema(minimum = 1, exclusive_maximum = 3155760000000u64)]
+    pub lease_ms: Option<u64>,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RenameRequest {
+    /// Unique among the boxes of the key.
+    #[schema(pattern = "^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}$")]
+    pub name: String,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct KillRequest {
+    /// By default `KILL`.
+    pub signal: Option<SignalName>,
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -148,5 +177,73 @@ pub async fn lease(
     Json(request): Json<LeaseRequest>,
 ) -> Result<axum::Json<Status>, ServiceError> {
     let lease = spec::lease(Some(request.lease_ms), &service.config().limits)?;
-    Ok(axum::Json(service.set_lease(&caller, id, lease).await?))
+    let changes = Changes { lease: Some(Some(lease)), ..Changes::default() };
+    Ok(axum::Json(service.update(&caller, id, changes).await?))
+}
+
+/// Change the limits or the lease of a box
+///
+/// If the new memory limit is below the box's use, the kernel reclaims memory or kills processes.
+#[utoipa::path(
+    post,
+    path = "/v1/boxes/{id}/update",
+    tag = "boxes",
+    params(BoxPath),
+    request_body = UpdateRequest,
+    responses((status = 200, body = Status))
+)]
+pub async fn update(
+    RequestedBox { service, caller, id }: RequestedBox,
+    Json(request): Json<UpdateRequest>,
+) -> Result<axum::Json<Status>, ServiceError> {
+    let limits = service.config().limits.clone();
+    let mut changes = request.limits.into_changes(&limits)?;
+    if request.lease_ms.is_some() {
+        changes.lease = Some(Some(spec::lease(request.lease_ms, &limits)?));
+    }
+    if changes == Changes::default() {
+        return Err(ServiceError::invalid("invalid", "the request changes nothing")
+            .with_hint("send 'limits' with memory_bytes, cpus or pids, or 'lease_ms'"));
+    }
+    Ok(axum::Json(service.update(&caller, id, changes).await?))
+}
+
+/// Give a box another name
+///
+/// If another box of the key has the name, the response is 409.
+#[utoipa::path(
+    post,
+    path = "/v1/boxes/{id}/rename",
+    tag = "boxes",
+    params(BoxPath),
+    request_body = RenameRequest,
+    responses((status = 200, body = Status))
+)]
+pub async fn rename(
+    RequestedBox { service, caller, id }: RequestedBox,
+    Json(request): Json<RenameRequest>,
+) -> Result<axum::Json<Status>, ServiceError> {
+    let name = spec::box_name(&request.name)?;
+    Ok(axum::Json(service.rename(&caller, id, name).await?))
+}
+
+/// Send a signal to the command of a box; by default, kill the whole box
+///
+/// KILL ends every process of the box, and the response comes when none is left, as that of a stop.
+/// Any other signal goes to the box's command only.
+#[utoipa::path(
+    post,
+    path = "/v1/boxes/{id}/kill",
+    tag = "boxes",
+    params(BoxPath),
+    request_body = Option<KillRequest>,
+    responses((status = 200, body = Status))
+)]
+pub async fn kill(
+    RequestedBox { service, caller, id }: RequestedBox,
+    request: Option<Json<KillRequest>>,
+) -> Result<axum::Json<Status>, ServiceError> {
+    let asked = request.and_then(|Json(request)| request.signal);
+    let number = asked.map_or(Ok(Signal::KILL.as_raw()), SignalName::number)?;
+    Ok(axum::Json(service.signal(&caller, id, number).await?))
 }

@@ -11,18 +11,22 @@ mod openapi;
 mod operate;
 mod processes;
 mod requested;
+mod route_table;
 mod run;
 mod stream;
 mod terminal;
 
+use std::sync::Arc;
+
+use axum::http::{Method, Uri};
 use axum::response::Html;
 use axum::routing::get;
 use axum::{Router, middleware};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use crate::api::route_table::RouteTable;
 use crate::app::AppState;
-use crate::error::ServiceError;
 use crate::http::{auth, request_log};
 
 /// Routes about the whole host and the server.
@@ -46,6 +50,9 @@ pub fn router(app: &AppState, others: Router<AppState>) -> Router {
         .routes(routes!(lifecycle::pause))
         .routes(routes!(lifecycle::resume))
         .routes(routes!(lifecycle::lease))
+        .routes(routes!(lifecycle::update))
+        .routes(routes!(lifecycle::rename))
+        .routes(routes!(lifecycle::kill))
         .routes(routes!(boxes::stats))
         .routes(routes!(lifecycle::wait))
         .routes(routes!(exec::exec))
@@ -64,18 +71,16 @@ pub fn router(app: &AppState, others: Router<AppState>) -> Router {
         .split_for_parts();
     let api = openapi::complete(api);
     let page = openapi::page(&api);
+    let routes_known = Arc::new(RouteTable::of(&api));
+    let methods_known = Arc::clone(&routes_known);
     routes
         // The box's root: `{*path}` does not match an empty path.
         .route("/v1/boxes/{id}/files/", get(files::get))
         .route("/openapi.json", get(async move || axum::Json(api)))
         .route("/", get(async move || Html(page)))
-        .fallback(async || {
-            ServiceError::not_found("no_such_route", "there is no such route")
-                .with_hint("GET /openapi.json describes all routes")
-        })
-        .method_not_allowed_fallback(async || {
-            ServiceError::wrong_method()
-                .with_hint("GET /openapi.json lists the methods of each route")
+        .fallback(async move |method: Method, uri: Uri| routes_known.no_route(&method, uri.path()))
+        .method_not_allowed_fallback(async move |method: Method, uri: Uri| {
+            methods_known.wrong_method(&method, uri.path())
         })
         .layer(middleware::from_fn_with_state(app.http.clone(), auth::layer))
         .merge(others)

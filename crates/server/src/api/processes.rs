@@ -93,7 +93,7 @@ pub enum SignalName {
 }
 
 impl SignalName {
-    fn number(self) -> Result<i32, ServiceError> {
+    pub fn number(self) -> Result<i32, ServiceError> {
         let text = match self {
             Self::Number(number) => number.to_string(),
             Self::Name(name) => name,

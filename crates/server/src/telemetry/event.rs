@@ -76,6 +76,12 @@ pub enum LogEvent<'a> {
         /// `None` if the box has no lease.
         lease_ends_at: Option<Timestamp>,
     },
+    BoxLimitsChanged(OfBox<'a>),
+    BoxRenamed {
+        #[serde(flatten)]
+        of_box: OfBox<'a>,
+        name: Option<&'a str>,
+    },
     BoxEnded {
         #[serde(flatten)]
         of_box: OfBox<'a>,

@@ -226,6 +226,8 @@ impl Metrics {
             | LogEvent::BoxPaused(_)
             | LogEvent::BoxResumed(_)
             | LogEvent::BoxLeaseChanged { .. }
+            | LogEvent::BoxLimitsChanged(_)
+            | LogEvent::BoxRenamed { .. }
             | LogEvent::BoxNote { .. }
             | LogEvent::HookFailed { .. }
             | LogEvent::FilesNotSwept { .. }

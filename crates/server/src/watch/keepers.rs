@@ -55,6 +55,11 @@ impl KeeperWatch {
         }
     }
 
+    /// Calls `change` with the guard of a box that runs and counts.
+    pub fn with_guard<T>(&self, id: &BoxId, change: impl FnOnce(&mut Admitted) -> T) -> Option<T> {
+        locked(&self.running).get_mut(id)?.as_mut().map(change)
+    }
+
     pub fn has(&self, id: &BoxId) -> bool {
         locked(&self.running).contains_key(id)
     }

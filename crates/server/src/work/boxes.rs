@@ -1,12 +1,15 @@
-//! Boxes that live on: list, inspect, wait, stop, pause, resume, lease, remove; audit and sweep.
+//! Boxes that live on: list, inspect, wait, stop, kill, pause, resume, update, rename, remove; audit
+//! and sweep.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::process::Signal;
+use tare_engine::spec::Name;
 use tare_engine::{
-    Audit, BoxFilter, BoxId, Changes, Details, End, Engine, Error, ErrorKind, Looked, State,
-    Status, Swept, Usage,
+    Audit, BoxFilter, BoxId, Changes, Details, End, EndWatch, Engine, Error, ErrorKind, Looked,
+    State, Status, Swept, Usage,
 };
 use tokio::time::Instant;
 
@@ -104,18 +107,50 @@ impl Service {
         Ok(after)
     }
 
-    pub async fn set_lease(
+    /// Gives a box other limits, or another lease. More memory counts against the quota of the key
+    /// that the box belongs to.
+    pub async fn update(
         &self,
         caller: &Caller,
         reference: String,
-        lease: Duration,
+        changes: Changes,
     ) -> Result<Status, ServiceError> {
-        let update = move |engine: &Engine, id: &BoxId| {
-            engine.update(id, &Changes { lease: Some(Some(lease)), ..Changes::default() })
-        };
-        let (_, after) = self.change(caller, reference, update).await?;
-        let (of_box, lease_ends_at) = (event_of(&after, caller), after.lease_ends_at);
-        self.journal.record(&LogEvent::BoxLeaseChanged { of_box, lease_ends_at });
+        let (id, config) = (self.find(caller, &reference).await?, self.config());
+        let (wanted, has_lease) = (changes.memory_bytes, changes.lease.is_some());
+        let has_limits = changes != Changes { lease: changes.lease, ..Changes::default() };
+        let counted = wanted.and_then(|bytes| {
+            self.watch.with_guard(&id, |guard| guard.reserve_memory(&config, bytes))
+        });
+        let before = counted.transpose()?.flatten();
+        let update = move |engine: &Engine, id: &BoxId| engine.update(id, &changes);
+        let changed = self.change(caller, id.to_string(), update).await;
+        if let (Some(before), Some(wanted)) = (before, wanted) {
+            let bytes = if changed.is_ok() { wanted } else { before };
+            self.watch.with_guard(&id, |guard| guard.set_memory(&config, bytes));
+        }
+        let (_, after) = changed?;
+        if has_lease {
+            let (of_box, lease_ends_at) = (event_of(&after, caller), after.lease_ends_at);
+            self.journal.record(&LogEvent::BoxLeaseChanged { of_box, lease_ends_at });
+        }
+        if has_limits {
+            self.journal.record(&LogEvent::BoxLimitsChanged(event_of(&after, caller)));
+        }
+        Ok(after)
+    }
+
+    pub async fn rename(
+        &self,
+        caller: &Caller,
+        reference: String,
+        name: Name,
+    ) -> Result<Status, ServiceError> {
+        let rename = move |engine: &Engine, id: &BoxId| engine.rename(id, &name);
+        let (before, after) = self.change(caller, reference, rename).await?;
+        if before.name != after.name {
+            let (of_box, name) = (event_of(&after, caller), after.name.as_deref());
+            self.journal.record(&LogEvent::BoxRenamed { of_box, name });
+        }
         Ok(after)
     }
 
@@ -145,9 +180,9 @@ impl Service {
         let _turn = self.admission.quotas.begin_stop(caller)?;
         let named_by = caller.clone();
         let begin = move |engine: &Engine| {
-            let id = find(engine, &named_by, &reference)?;
-            let (before, watch) = (engine.status(&id)?, engine.watch_end(&id)?);
-            Ok((before, watch, engine.begin_stop(&id, grace)?))
+            let (before, watch) = before_end(engine, &named_by, &reference)?;
+            let stopping = engine.begin_stop(&before.id, grace)?;
+            Ok((before, watch, stopping))
         };
         let begun = self.call_in_share(&self.shares.ending, begin).await?;
         let (before, watch, stopping) = begun;
@@ -157,6 +192,32 @@ impl Service {
         let stopping = Arc::new(stopping);
         let end = move |engine: &Engine, _: &BoxId| engine.end_stop(&stopping).map(drop);
         self.end_within(&before.id, event_of(&before, caller), end).await?;
+        self.last_status(before, watch).await
+    }
+
+    /// Sends a signal to the command of a box. KILL ends every process of the box, and is answered
+    /// as a stop.
+    pub async fn signal(
+        &self,
+        caller: &Caller,
+        reference: String,
+        signal: i32,
+    ) -> Result<Status, ServiceError> {
+        if signal != Signal::KILL.as_raw() {
+            let send = move |engine: &Engine, id: &BoxId| engine.signal(id, signal);
+            return Ok(self.change(caller, reference, send).await?.1);
+        }
+        let _turn = self.admission.quotas.begin_stop(caller)?;
+        let named_by = caller.clone();
+        let begin = move |engine: &Engine| before_end(engine, &named_by, &reference);
+        let (before, watch) = self.call_in_share(&self.shares.ending, begin).await?;
+        let end = |engine: &Engine, id: &BoxId| engine.kill(id);
+        self.end_within(&before.id, event_of(&before, caller), end).await?;
+        self.last_status(before, watch).await
+    }
+
+    /// Returns the status of a box that has ended.
+    async fn last_status(&self, before: Status, watch: EndWatch) -> Result<Status, ServiceError> {
         let after = self.call(move |engine| match engine.status(&before.id) {
             Err(error) if error.kind() == ErrorKind::NoSuchBox => {
                 Ok(gone(before, engine.look_for_end(&watch).ok()))
@@ -200,6 +261,16 @@ impl Service {
         let _turn = self.whole_host.lock().await;
         self.call(move |engine| if dry_run { engine.plan_sweep() } else { engine.sweep() }).await
     }
+}
+
+/// Finds a box that is to be ended: its status, and what shows its end.
+fn before_end(
+    engine: &Engine,
+    caller: &Caller,
+    reference: &str,
+) -> Result<(Status, EndWatch), Error> {
+    let id = find(engine, caller, reference)?;
+    Ok((engine.status(&id)?, engine.watch_end(&id)?))
 }
 
 /// What an event says about a box that a caller changed.

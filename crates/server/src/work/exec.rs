@@ -6,16 +6,19 @@
 //!                keeper ends it with every process that it started
 //! ```
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tare_engine::spec::Terminal;
-use tare_engine::{BoxId, Cause, End, ExecSpec, Session, Stdin};
+use tare_engine::{BoxId, Cause, End, Engine, ExecSpec, Session, Stdin};
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use crate::admission::{Caller, Turn};
 use crate::error::ServiceError;
 use crate::work::Service;
+use crate::work::files::InputFile;
 use crate::work::outcome::RunOutput;
 use crate::work::output::{OutputSink, PastLimit};
 use crate::work::processes::ExecProcess;
@@ -59,7 +62,46 @@ impl Drop for CountedEnd {
     }
 }
 
+/// Code in a box, in a directory of its own, until this is dropped.
+#[derive(Debug)]
+pub struct PlacedCode {
+    service: Service,
+    caller: Caller,
+    box_id: BoxId,
+    directory: PathBuf,
+}
+
+impl Drop for PlacedCode {
+    /// A box that runs code for weeks must not fill up with it.
+    fn drop(&mut self) {
+        let (service, caller) = (self.service.clone(), self.caller.clone());
+        let (id, directory) = (self.box_id.clone(), std::mem::take(&mut self.directory));
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(async move {
+                let box_id = id.clone();
+                let remove = move |engine: &Engine| engine.remove_file(&box_id, &directory);
+                // If this fails, the box has ended, or its own processes prevent it.
+                service.call_in_box(&caller, &id, remove).await.ok();
+            });
+        }
+    }
+}
+
 impl Service {
+    /// Puts code into a box. `directory` contains nothing else.
+    pub async fn place_code(
+        &self,
+        caller: &Caller,
+        box_id: &BoxId,
+        directory: PathBuf,
+        code: InputFile,
+    ) -> Result<PlacedCode, ServiceError> {
+        let (service, caller) = (self.clone(), caller.clone());
+        let placed = PlacedCode { service, caller, box_id: box_id.clone(), directory };
+        self.with_files(&placed.caller, box_id, |files| files.put(vec![code])).await?;
+        Ok(placed)
+    }
+
     /// Starts a process, and returns when it runs.
     pub async fn exec(
         &self,
@@ -103,6 +145,7 @@ impl Service {
         command: Vec<String>,
         spec: ExecSpec,
         mut input: Input,
+        code: Option<PlacedCode>,
     ) -> Result<Arc<ExecProcess>, ServiceError> {
         let (control, controlled) = mpsc::channel(WAITING_MAX);
         let (stdin, more) = mpsc::channel(WAITING_MAX);
@@ -116,6 +159,7 @@ impl Service {
         tokio::spawn(async move {
             let sink = OutputSink::Remember(Arc::clone(&running.output));
             let output = process.relay(input, Some(controlled), &sink).await;
+            drop(code);
             let unknown = End::killed(Cause::ServerStopping);
             running.ended(output.map_or(unknown, |output| output.end));
         });
