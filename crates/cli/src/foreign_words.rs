@@ -2,7 +2,11 @@
 //! job. A hint for a word that destroys nothing names no command that does.
 
 /// Commands, and the hint for them.
-pub const COMMANDS: [(&[&str], &str); 16] = [
+pub const COMMANDS: [(&[&str], &str); 17] = [
+    (
+        &["top"],
+        "'tare stats --watch' shows what boxes use, 'tare exec BOX -- ps aux' the processes of one",
+    ),
     (&["start", "restart", "up"], "an ended box does not start again: 'tare run' makes a new one"),
     (
         &["prune", "clean", "cleanup", "gc"],

@@ -10,7 +10,7 @@ use clap::Command;
 use crate::foreign_words;
 
 /// Words of other tools, and the command that does the same.
-const COMMAND_WORDS: [(&str, &str); 27] = [
+const COMMAND_WORDS: [(&str, &str); 26] = [
     ("list", "ls"),
     ("create", "run"),
     ("launch", "run"),
@@ -18,7 +18,6 @@ const COMMAND_WORDS: [(&str, &str); 27] = [
     ("enter", "exec"),
     ("copy", "cp"),
     ("log", "logs"),
-    ("top", "stats"),
     ("usage", "stats"),
     ("info", "inspect"),
     ("show", "inspect"),
