@@ -1,5 +1,7 @@
 //! `/v1/boxes`: detached boxes.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 use tare_harness::{Server, eventually, tare};
 
@@ -22,6 +24,47 @@ fn http_and_the_command_line_show_the_same_box() {
     server.delete("/v1/boxes/web?force=true").was(204);
     tare.assert_gone(&id);
     server.delete("/v1/boxes/web").refused(404, "no_such_box");
+    server.stop().ok();
+}
+
+/// The names of all fields, at every depth. Labels have names that users choose.
+fn fields(of: &Value, found: &mut BTreeSet<String>) {
+    match of {
+        Value::Object(object) => {
+            for (name, value) in object {
+                found.insert(name.clone());
+                if name != "labels" {
+                    fields(value, found);
+                }
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| fields(item, found)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+#[test]
+fn every_field_of_inspect_is_documented_and_in_the_answer_over_http() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let options = ["--name", "web", "--label", "a=b", "-e", "A=b", "-v", "/usr/bin:/mnt:ro"];
+    let id =
+        tare.detached([&options[..], &["--keep", "--cpus", "1", "--", "sleep", "1000"]].concat());
+    let of = |shown: &Value| {
+        let mut found = BTreeSet::new();
+        fields(shown, &mut found);
+        found
+    };
+    let inspected = of(&tare.json(["inspect", "--json", &id])[0]);
+    assert_eq!(inspected, of(&server.get(&format!("/v1/boxes/{id}")).was(200).json()));
+    let page = include_str!("../../docs/json.md");
+    let is_missing = |name: &&String| {
+        !page.contains(&format!("`{name}`")) && !page.contains(&format!("\"{name}\":"))
+    };
+    let missing: Vec<_> = inspected.iter().filter(is_missing).collect();
+    assert!(missing.is_empty(), "docs/json.md has nothing about {missing:?}");
+    assert!(inspected.contains("holdings") && inspected.contains("nofile"), "{inspected:?}");
+    tare.remove(&id);
     server.stop().ok();
 }
 
