@@ -384,6 +384,7 @@ fn a_copy_killed_by_the_box_is_an_error_and_keeps_the_old_file() {
     }
     let signal = json!({ "signal": "KILL" });
     server.post(&format!("{killer}/signal"), &signal).was(204);
+    eventually("the killer is gone", || server.get(&killer).json()["state"] != "running");
     assert_eq!(sh(&tare, "cat /work/f; ls -A /work"), "oldf\nlarge\n");
     put(&server, "work/f", b"new").was(204);
     end(server);
