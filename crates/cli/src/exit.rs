@@ -158,6 +158,7 @@ pub fn run_code(error: &Error) -> u8 {
         ErrorKind::BadRequest
         | ErrorKind::NoSuchBox
         | ErrorKind::Conflict
+        | ErrorKind::Warm
         | ErrorKind::NoAnswer
         | ErrorKind::Unsupported
         | ErrorKind::Busy

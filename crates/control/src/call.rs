@@ -23,6 +23,9 @@ pub enum Request {
     Signal(i32),
     /// The box no longer depends on its creator.
     Detach,
+    /// End the command, or the process of this connection, at this boot-clock time. A process that
+    /// was started before its work was known gets its deadline with the work.
+    Deadline { at_ns: u64 },
 }
 
 /// What runs in a box, and until when.

@@ -13,7 +13,7 @@ use crate::audit::{self, Audit};
 use crate::care::sweep::{self, Swept};
 use crate::care::tend;
 use crate::create::detach::Started;
-use crate::create::{self, detach};
+use crate::create::{self, Prepared, detach};
 use crate::error::{Context, Error};
 use crate::gauge::{GaugeSettings, Gauges};
 use crate::history::{self, Explanation, RemovedBox};
@@ -187,6 +187,11 @@ impl Engine {
         create::run(&self.root, spec, stdin, &|| self.tend_once())
     }
 
+    /// Makes a box that waits in a pool of a server, and ends with the thread that calls this.
+    pub fn warm(&self, spec: &Spec, stdin: Stdin, pool: &str) -> Result<Prepared, Error> {
+        create::warm::wait(&self.root, (spec, stdin), pool, &|| self.tend_once())
+    }
+
     /// Makes a detached box, and returns when its command runs.
     pub fn start(&self, spec: &Spec, options: &DetachOptions) -> Result<Started, Error> {
         detach::start(&self.root, (spec, options), None, &|| self.tend_once())
@@ -220,6 +225,16 @@ impl Engine {
     /// in time is an error.
     pub fn exec(&self, id: &BoxId, spec: &ExecSpec, stdin: Stdin) -> Result<Session, Error> {
         exec::exec(self.at(id), spec, stdin)
+    }
+
+    /// Starts another process in the box that a session owns, also while the box waits in a pool.
+    pub fn exec_in(
+        &self,
+        owner: &Session,
+        spec: &ExecSpec,
+        stdin: Stdin,
+    ) -> Result<Session, Error> {
+        exec::exec_in(owner, spec, stdin)
     }
 
     pub fn attach(&self, id: &BoxId) -> Result<Attachment, Error> {

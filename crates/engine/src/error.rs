@@ -20,6 +20,8 @@ pub enum ErrorKind {
     NoSuchBox,
     /// The request conflicts with the state of this box or with another box.
     Conflict,
+    /// The box waits in a pool, and takes no requests of users.
+    Warm,
     /// The keeper of the box does not answer. A later request may succeed.
     NoAnswer,
     /// This host cannot do what was requested.

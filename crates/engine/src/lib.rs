@@ -27,6 +27,7 @@ pub use audit::findings::{Action, Finding, FindingKind};
 pub use audit::{Audit, AuditedBox, Held, HeldNamespace, HeldPort, HeldProcess, KeptBy, KeptFiles};
 pub use care::Outcome;
 pub use care::sweep::Swept;
+pub use create::Prepared;
 pub use create::detach::Started;
 pub use create::seccomp;
 pub use engine::{Engine, OpenOptions, Tend};

@@ -54,6 +54,8 @@ const RETRY_AFTER_S: u32 = 2;
 /// The server sweeps this often. A sweep tries again to end boxes that are stuck.
 const STUCK_RETRY_AFTER_S: u32 = 30;
 /// The code of a box that could not be ended.
+/// The code of a refusal because the host has no room.
+pub const PRESSURE: &str = "pressure";
 pub const STUCK: &str = "stuck";
 
 impl ServiceError {
@@ -176,6 +178,7 @@ impl From<EngineError> for ServiceError {
             ErrorKind::CommandNotExecutable => (Kind::Invalid, "command_not_executable"),
             ErrorKind::NoSuchBox => (Kind::NotFound, "no_such_box"),
             ErrorKind::Conflict => (Kind::Conflict, "conflict"),
+            ErrorKind::Warm => (Kind::Conflict, "warm"),
             ErrorKind::NoAnswer => (Kind::Unavailable, "no_answer"),
             ErrorKind::Unsupported => (Kind::Unprocessable, "unsupported"),
             ErrorKind::Busy => (Kind::Conflict, "box_busy"),

@@ -32,13 +32,13 @@ const COLUMNS: [Column; 9] = [
 
 /// List boxes, the oldest first
 ///
-/// The state of a box is starting, running, paused, stopping, exited or stuck. --all shows boxes
-/// that have ended, until they are removed or their retention passes, and the API key that each box
-/// belongs to; boxes of the command line have none.
+/// The state of a box is starting, warm, running, paused, stopping, exited or stuck. --all shows
+/// boxes that have ended, until they are removed or their retention passes, boxes that wait in a pool
+/// of a server (warm), and the API key that each box belongs to; boxes of the command line have none.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct LsArgs {
-    /// Include boxes that have ended, and show the API key of each box
+    /// Include boxes that have ended or wait in a pool, and show the API key of each box
     #[arg(short, long)]
     all: bool,
 
@@ -63,10 +63,22 @@ pub struct LsArgs {
 pub fn run(args: &LsArgs, context: &Context) -> Result<u8, Error> {
     let engine = context.engine(Purpose::Use)?;
     watch::show(Times::watch(args.watch), || {
-        let boxes = select(args, engine.list()?);
-        Ok(Some(render(args, &boxes)))
+        let boxes = engine.list()?;
+        let waiting = boxes.iter().filter(|status| status.state == State::Warm).count();
+        let text = render(args, &select(args, boxes));
+        let shows_all = args.all || args.quiet || args.json || !args.filter.is_empty();
+        Ok(Some(if shows_all { text } else { text + &pooled(waiting) }))
     })?;
     Ok(DONE)
+}
+
+/// The line that counts boxes in pools, which the list does not show.
+fn pooled(waiting: usize) -> String {
+    match waiting {
+        0 => String::new(),
+        1 => "1 warm box waits in a pool (tare ls -a shows it)\n".to_owned(),
+        count => format!("{count} warm boxes wait in pools (tare ls -a shows them)\n"),
+    }
 }
 
 fn select(args: &LsArgs, mut boxes: Vec<Status>) -> Vec<Status> {
@@ -128,12 +140,16 @@ fn command(status: &Status) -> String {
     }
 }
 
-/// The state, and how the box ended: `exited(0)`, `exited(124, timeout)`.
+/// The state, and how the box ended or where it waits: `exited(0)`, `exited(124, timeout)`,
+/// `warm(python)`.
 fn state(status: &Status) -> String {
     match (status.exit_code, status.cause) {
         (Some(code), None | Some(Cause::Exited)) => format!("{}({code})", status.state),
         (Some(code), Some(cause)) => format!("{}({code}, {cause})", status.state),
-        (None, _) => status.state.to_string(),
+        (None, _) => match &status.pool {
+            Some(pool) => format!("{}({pool})", status.state),
+            None => status.state.to_string(),
+        },
     }
 }
 

@@ -12,7 +12,7 @@ use crate::holdings::name::{self, Listing, NameLink, Names};
 use crate::host::layout::{Access, BoxAt, StateRoot};
 use crate::host::{random_below, state_root};
 use crate::observe::state::Duty;
-use crate::observe::view::{State, has_ended, no_box};
+use crate::observe::view::{State, has_ended, is_waiting, no_box};
 use crate::observe::{GOES_WITHIN, Observation, observe, observe_settled};
 use crate::record::Record;
 use crate::spec::{BoxId, Name, Tenant};
@@ -162,6 +162,7 @@ pub fn awake(at: BoxAt<'_>) -> Result<Record, Error> {
         |what: &str, hint: Hint| Error::conflict(format!("box {} {what}", at.id)).with_hint(hint);
     match observation.state() {
         State::Running | State::Stopping => Ok(observation.record),
+        State::Warm => Err(is_waiting(at.id)),
         State::Paused => Err(problem("is paused", Hint::Resume)),
         State::Starting => Err(problem("is still starting", "try again in a moment".into())),
         State::Stuck => Err(problem("is stuck", Hint::InspectOrForce)),

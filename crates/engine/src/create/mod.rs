@@ -18,6 +18,7 @@ pub mod host_view;
 pub mod plan;
 pub mod seccomp;
 pub mod trees;
+pub mod warm;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,6 +27,7 @@ use std::time::Duration;
 use tare_control::{CALL_BYTES_MAX, Channel, Exec, Go, PLAN_BYTES_MAX, Request, Role, encode};
 use tare_kernel::cgroup::Cgroup;
 use tare_kernel::clock::boot_ns;
+use tare_kernel::process::Process;
 use tare_kernel::spawn::{Child, Namespaces};
 
 use crate::care::parents::{Forget, forget_parents};
@@ -83,6 +85,20 @@ pub struct Prepared {
 }
 
 impl Prepared {
+    pub fn id(&self) -> &BoxId {
+        self.session.id()
+    }
+
+    /// Returns the keeper, which lives as long as the box.
+    pub fn keeper(&self) -> Result<Process, Error> {
+        self.session.keeper()
+    }
+
+    /// Ends a box that no request has claimed.
+    pub fn into_session(self) -> Session {
+        self.session
+    }
+
     /// Starts the command. A box without a command waits for execs.
     pub fn go(self, exec: Option<Exec>) -> Result<Session, Error> {
         let deadline_ns = self.timeout.map(from_now);

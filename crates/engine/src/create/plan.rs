@@ -96,6 +96,12 @@ pub fn first_exec(new: NewBox<'_>) -> Option<Exec> {
     })
 }
 
+/// The variables of a spec, as `KEY=VALUE`.
+pub fn environment(spec: &Spec) -> Vec<Vec<u8>> {
+    let pairs = spec.env.iter();
+    pairs.map(|(key, value)| [key.as_bytes(), b"=", value.as_bytes()].concat()).collect()
+}
+
 fn has_own_network(spec: &Spec) -> bool {
     match (spec.isolation, spec.network) {
         (Isolation::Full, Network::None) => true,
@@ -150,11 +156,7 @@ fn profile(spec: &Spec, host: &Host, limits: Vec<ResourceLimit>) -> Profile {
         .or(spec.workspace.as_deref())
         .map_or(&b"/work"[..], |path| path.as_os_str().as_bytes());
     Profile {
-        env: spec
-            .env
-            .iter()
-            .map(|(key, value)| [key.as_bytes(), b"=", value.as_bytes()].concat())
-            .collect(),
+        env: environment(spec),
         workdir: workdir.to_owned(),
         identity: (!contained).then_some(Identity { uid: spec.user.uid, gid: spec.user.gid }),
         capabilities: match (contained, spec.privilege) {

@@ -95,6 +95,8 @@ pub struct Step {
 #[serde(rename_all = "snake_case")]
 pub enum StepKind {
     Created,
+    Warm,
+    Claimed,
     Go,
     Started,
     Detached,
@@ -336,6 +338,8 @@ fn add_line(steps: &mut Steps, line: &Line, sources: &Sources) {
         Line::Stuck(stuck) => (StepKind::Stuck, format!("could not be ended: {stuck}")),
         Line::Ending(it) => (StepKind::Killed, text::killed_by_tare(it.why, it.pid)),
         Line::Ended(ended) => return add_end(steps, ended, sources),
+        Line::Warm { pool, .. } => (StepKind::Warm, format!("waits in the pool {pool}")),
+        Line::Claimed(_) => (StepKind::Claimed, "claimed by a request".to_owned()),
         // A removal has its own steps.
         Line::Removing { .. } => return,
     };

@@ -144,7 +144,9 @@ impl Observation {
                 Some(written.unwrap_or_else(|| self.unwritten_end(at)))
             }
             State::Stuck => self.record.lines.ended.clone(),
-            State::Starting | State::Running | State::Paused | State::Stopping => None,
+            State::Starting | State::Warm | State::Running | State::Paused | State::Stopping => {
+                None
+            }
         }
     }
 

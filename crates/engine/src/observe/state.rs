@@ -4,6 +4,7 @@
 //! ```text
 //!            ┌───────────── attached: ends with its creator ─────────────┐
 //! starting ──┴─▶ running ◀──▶ paused                                     │
+//!     └─ pool ─▶ warm ─ claimed ─▶ running                               │
 //!     │             │ └─ stop asked ─▶ stopping ─┐                       ▼
 //!     │             └─ command, lease, kill ─────┴─▶ exited ─ rm ─▶ (no record)
 //!     └─ creator gone ──────────────────────────────────────────────────▶
@@ -54,7 +55,9 @@ impl Observation {
             // The creator is gone and the box lives, so the journal must be damaged.
             (Ownership::NotYetDetached, KeeperState::Alive(_)) => State::Stuck,
             (Ownership::Attached | Ownership::Detached, KeeperState::Alive(_)) => {
-                if self.journal.stopping {
+                if self.record.lines.pool.is_some() {
+                    State::Warm
+                } else if self.journal.stopping {
                     State::Stopping
                 } else if self.paused {
                     State::Paused
@@ -158,9 +161,12 @@ impl Observation {
     /// Returns whether the box may have more than its record.
     pub fn is_live(&self) -> bool {
         match self.state() {
-            State::Starting | State::Running | State::Paused | State::Stopping | State::Stuck => {
-                true
-            }
+            State::Starting
+            | State::Warm
+            | State::Running
+            | State::Paused
+            | State::Stopping
+            | State::Stuck => true,
             State::Exited => false,
         }
     }

@@ -19,6 +19,8 @@ use crate::time::Timestamp;
 pub enum State {
     /// Its creator is making it.
     Starting,
+    /// It waits in a pool of a server for a request.
+    Warm,
     Running,
     /// Its processes do not run; its deadlines do.
     Paused,
@@ -31,12 +33,20 @@ pub enum State {
 }
 
 impl State {
-    pub const ALL: [Self; 6] =
-        [Self::Starting, Self::Running, Self::Paused, Self::Stopping, Self::Exited, Self::Stuck];
+    pub const ALL: [Self; 7] = [
+        Self::Starting,
+        Self::Warm,
+        Self::Running,
+        Self::Paused,
+        Self::Stopping,
+        Self::Exited,
+        Self::Stuck,
+    ];
 
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Starting => "starting",
+            Self::Warm => "warm",
             Self::Running => "running",
             Self::Paused => "paused",
             Self::Stopping => "stopping",
@@ -59,7 +69,7 @@ impl FromStr for State {
         let mut known = Self::ALL.into_iter();
         known.find(|state| state.as_str() == text).ok_or_else(|| {
             Error::bad_request(format!("{} is not a state", quoted(text)))
-                .with_hint("a box is starting, running, paused, stopping, exited or stuck")
+                .with_hint("a box is starting, warm, running, paused, stopping, exited or stuck")
         })
     }
 }
@@ -74,6 +84,9 @@ pub struct Status {
     /// without keys, and if the record is damaged.
     pub key: Option<String>,
     pub state: State,
+    /// The pool of a server in which the box waits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
     #[cfg_attr(feature = "openapi", schema(value_type = String))]
     pub created_at: Timestamp,
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
@@ -107,6 +120,7 @@ impl Status {
             name: None,
             key: None,
             state: State::Stuck,
+            pool: None,
             created_at: Timestamp::from_ms(0),
             lease_ends_at: None,
             command: Vec::new(),
@@ -173,6 +187,13 @@ pub struct Details {
 pub fn no_box(reference: &str) -> Error {
     let message = format!("there is no box {}", quoted(reference));
     Error::new(ErrorKind::NoSuchBox, message).with_hint(Hint::ListBoxes)
+}
+
+/// The error for a request that a box in a pool does not take.
+pub fn is_waiting(id: &BoxId) -> Error {
+    Error::new(ErrorKind::Warm, format!("box {id} waits in a pool of a server"))
+        .caused_by("it takes only the request that the server chooses for it")
+        .with_hint("'tare rm -f' ends it, and the server replaces it")
 }
 
 /// The error for a request that needs a live box.

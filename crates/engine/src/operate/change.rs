@@ -18,7 +18,7 @@ use crate::host::layout::BoxAt;
 use crate::host::processes::all_pids;
 use crate::host::state_root;
 use crate::observe::Observation;
-use crate::observe::view::{State, has_ended, no_box};
+use crate::observe::view::{State, has_ended, is_waiting, no_box};
 use crate::record::lines::{Lease, Line, UpdatedLine};
 use crate::record::{LockedRecord, Record};
 use crate::session::link;
@@ -44,7 +44,7 @@ pub fn pause(at: BoxAt<'_>) -> Result<(), Error> {
     match observation.state() {
         State::Running | State::Paused => {}
         // A box that is stopping has a grace to use.
-        state @ (State::Stopping | State::Starting | State::Stuck) => {
+        state @ (State::Stopping | State::Starting | State::Warm | State::Stuck) => {
             return Err(Error::failed(format!("box {} is {state}", at.id)));
         }
         State::Exited => return Err(has_ended(at.id)),
@@ -68,7 +68,7 @@ pub fn resume(at: BoxAt<'_>) -> Result<(), Error> {
     let observation = observe_tended(at)?;
     match observation.state() {
         State::Running | State::Paused | State::Stopping => {}
-        state @ (State::Starting | State::Stuck) => {
+        state @ (State::Starting | State::Warm | State::Stuck) => {
             return Err(Error::failed(format!("box {} is {state}", at.id)));
         }
         State::Exited => return Err(has_ended(at.id)),
@@ -172,7 +172,11 @@ const CHANGE_LATER: Hint = Hint::CreateDetached("to change it later");
 /// Locks the record of a detached box: while this is held, no other process changes the box. An
 /// attached box is locked by its creator for as long as it lives.
 fn lock_detached(at: BoxAt<'_>, what: &str, hint: impl Into<Hint>) -> Result<LockedRecord, Error> {
-    if observe_tended(at)?.is_attached() {
+    let observation = observe_tended(at)?;
+    if observation.state() == State::Warm {
+        return Err(is_waiting(at.id));
+    }
+    if observation.is_attached() {
         return Err(Error::bad_request(format!("box {} cannot be {what}", at.id))
             .caused_by("it is attached to the tare that started it")
             .with_hint(hint));

@@ -9,7 +9,7 @@ const FORMS: &str = "write name=NAME, label=KEY, label=KEY=VALUE or state=STATE"
 /// Which boxes a list contains.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BoxFilter {
-    /// Boxes that have ended, too. A condition on the state has the same effect.
+    /// Boxes that have ended, and boxes that wait in a pool, too. A condition on the state has the same effect.
     pub all: bool,
     /// A box must meet all of them.
     pub conditions: Vec<Condition>,
@@ -28,7 +28,7 @@ impl BoxFilter {
     pub fn matches(&self, status: &Status) -> bool {
         let names_state = |it: &Condition| matches!(it, Condition::State(_));
         let all = self.all || self.conditions.iter().any(names_state);
-        (all || status.state != State::Exited)
+        (all || !matches!(status.state, State::Exited | State::Warm))
             && self.conditions.iter().all(|it| it.matches(status))
     }
 }

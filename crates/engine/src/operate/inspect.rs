@@ -40,6 +40,7 @@ pub fn status(at: BoxAt<'_>, observation: &Observation) -> Status {
         name: name::current(at, lines).map(ToString::to_string),
         key: lines.tenant().and_then(Tenant::key).map(str::to_owned),
         state: observation.state(),
+        pool: lines.pool.clone(),
         created_at: created.map_or(Timestamp::from_ms(0), |created| created.created_at),
         lease_ends_at: lease_end(observation),
         command: spec.map_or_else(Vec::new, |spec| texts(&spec.command)),

@@ -88,7 +88,9 @@ pub fn begin_stop(at: BoxAt<'_>, grace: Duration) -> Result<Stopping, Error> {
     };
     match observation.state() {
         // There is no keeper to ask: teardown comes next.
-        State::Exited | State::Starting | State::Stuck => return Ok(stopping(None)),
+        State::Exited | State::Starting | State::Warm | State::Stuck => {
+            return Ok(stopping(None));
+        }
         State::Running | State::Paused | State::Stopping => {}
     }
     let grace_ns = u64::try_from(grace.as_nanos()).unwrap_or(u64::MAX);

@@ -84,9 +84,26 @@ impl ExecSpec {
 pub fn exec(at: BoxAt<'_>, spec: &ExecSpec, stdin: Stdin) -> Result<Session, Error> {
     let record = awake(at)?;
     refuse_user(&record, at.id, spec)?;
+    exec_recorded(at, &record, spec, stdin)
+}
+
+/// Starts another process in the box of a run or of a pool, which this process owns.
+pub fn exec_in(owner: &Session, spec: &ExecSpec, stdin: Stdin) -> Result<Session, Error> {
+    match &owner.owned {
+        Some(owned) => exec_recorded(owned.root.at(owner.id()), &owned.record, spec, stdin),
+        None => Err(Error::failed("a process of another box cannot start one")),
+    }
+}
+
+fn exec_recorded(
+    at: BoxAt<'_>,
+    record: &Record,
+    spec: &ExecSpec,
+    stdin: Stdin,
+) -> Result<Session, Error> {
     let deadline_ns = spec.timeout.map(from_now);
-    let oom = OomWatch::new(&cgroup::roots_of(at, &record), at.tagged_id());
-    let (link, stdio) = start(&record, at.id, spec.request(), spec.user, stdin)?;
+    let oom = OomWatch::new(&cgroup::roots_of(at, record), at.tagged_id());
+    let (link, stdio) = start(record, at.id, spec.request(), spec.user, stdin)?;
     link.await_answer(at.id)?;
     let streams = stdio.map(|stdio| stdio.ours).unwrap_or_default();
     Ok(Session::new(at.id.clone(), link.channel, streams, deadline_ns)

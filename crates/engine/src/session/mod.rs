@@ -35,11 +35,12 @@ use crate::error::{Context, Error, Hint};
 use crate::holdings::cgroup::{CgroupHolding, OomWatch};
 use crate::host::layout::StateRoot;
 use crate::record::LockedRecord;
-use crate::record::lines::Reason;
+use crate::record::lines::{ClaimedLine, Line, Reason};
 use crate::session::failure::Subject;
 use crate::session::stdio::Streams;
-use crate::spec::BoxId;
+use crate::spec::{BoxId, Spec};
 use crate::teardown::{Leave, OWN_WITHIN, Order, roll_back, tear_down};
+use crate::time::from_now;
 
 /// What happens to the process of a session.
 #[derive(Debug)]
@@ -128,6 +129,25 @@ impl Session {
         Self { deadline_ns, ..self }
     }
 
+    /// Ends the process after this time, which the keeper enforces. The process was started before
+    /// its work was known.
+    pub fn end_after(&mut self, timeout: Duration) -> Result<(), Error> {
+        let at_ns = from_now(timeout);
+        self.deadline_ns = Some(at_ns);
+        self.channel
+            .send(&Request::Deadline { at_ns }, REQUEST_BYTES_MAX, &[])
+            .context(|| format!("cannot set the deadline of a process in box {}", self.id))
+    }
+
+    /// Takes the box out of its pool: it is a box of this spec from now on, and the record says so
+    /// before anything runs for the request.
+    pub fn claim(&mut self, spec: &Spec) -> Result<(), Error> {
+        let Some(owned) = &mut self.owned else { return Ok(()) };
+        let line = ClaimedLine { spec: spec.clone(), at_ns: boot_ns() };
+        let claimed = owned.record.add(Line::Claimed(Box::new(line)));
+        claimed.context(|| format!("cannot record the request of box {}", self.id))
+    }
+
     pub(crate) fn channel(&self) -> &Channel {
         &self.channel
     }
@@ -159,6 +179,11 @@ impl Session {
     /// Defaults that this host cannot enforce, one sentence each.
     pub fn notes(&self) -> &[String] {
         self.owned.as_ref().map_or(&[], |owned| &owned.notes)
+    }
+
+    /// Returns the host's ends of the standard streams that were not taken.
+    pub fn its_streams(&self) -> &Streams {
+        &self.streams
     }
 
     /// Takes the host's ends of the standard streams. A second call returns none.

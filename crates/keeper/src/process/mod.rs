@@ -174,6 +174,10 @@ impl Execution {
         }
     }
 
+    pub fn end_at(&mut self, at_ns: u64) {
+        self.deadline_ns = Some(at_ns);
+    }
+
     /// Returns the next request of the client, after at most one read.
     pub fn receive(&mut self) -> Received<Request> {
         let channel = self.channel.as_mut();

@@ -253,6 +253,7 @@ impl Supervisor {
                     Received::Message(Request::Signal(signal)) => self.pass(index, signal),
                     Received::Message(Request::Detach) => self.detach(index),
                     Received::Message(Request::Go(_)) => {}
+                    Received::Message(Request::Deadline { at_ns }) => self.end_at(index, at_ns),
                     Received::Nothing => break,
                     Received::Closed => {
                         self.executions[index].hang_up();
@@ -261,6 +262,15 @@ impl Supervisor {
                 }
                 received = self.executions[index].receive_buffered();
             }
+        }
+    }
+
+    /// Sets the deadline of an execution. That of the command is the deadline of the box.
+    fn end_at(&mut self, index: usize, at_ns: u64) {
+        if self.executions[index].ends_box {
+            self.deadlines.timeout_ns = Some(at_ns);
+        } else {
+            self.executions[index].end_at(at_ns);
         }
     }
 
@@ -291,7 +301,7 @@ impl Supervisor {
             let Some(channel) = self.executions[index].channel_mut() else { return };
             match channel.wait_until(REQUEST_BYTES_MAX, until_ns) {
                 Some(Request::Detach) => self.detach(index),
-                Some(Request::Go(_) | Request::Signal(_)) => {}
+                Some(Request::Go(_) | Request::Signal(_) | Request::Deadline { .. }) => {}
                 None => return,
             }
         }

@@ -12,6 +12,8 @@ pub struct RecordLines {
     pub other_version: Option<u32>,
     pub created: Option<Created>,
     pub keeper: Option<KeeperLine>,
+    /// The pool in which the box waits, until it is claimed.
+    pub pool: Option<String>,
     /// Every name that the box has had or was to get, the last one last.
     pub names: Vec<Name>,
     /// The box was renamed, so it may not have the last name yet: see `holdings::name::current`.
@@ -68,6 +70,13 @@ impl RecordLines {
                 self.stuck = Some(stuck);
             }
             Line::Ending(ending) => self.ending = Some(ending),
+            Line::Warm { pool, .. } => self.pool = Some(pool),
+            Line::Claimed(claimed) => {
+                self.pool = None;
+                if let Some(created) = &mut self.created {
+                    created.spec = claimed.spec;
+                }
+            }
             Line::Ended(ended) => {
                 self.stuck = None;
                 self.ended = Some(ended);

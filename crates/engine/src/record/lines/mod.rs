@@ -43,6 +43,12 @@ pub enum Line {
     Stuck(StuckLine),
     Ending(EndingLine),
     Ended(EndedLine),
+    /// The box waits in this pool of a server. Nothing of a client is in it.
+    Warm {
+        pool: String,
+        at_ns: u64,
+    },
+    Claimed(Box<ClaimedLine>),
 }
 
 /// The first line, written before tare acquires anything for the box.
@@ -73,6 +79,14 @@ pub struct KeeperLine {
     pub first_uid: Option<u32>,
     pub lease: Lease,
     /// When this was written. The command starts later.
+    pub at_ns: u64,
+}
+
+/// A request has taken the box out of its pool. It is a box of this spec from now on.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ClaimedLine {
+    /// Without the values of the environment.
+    pub spec: Spec,
     pub at_ns: u64,
 }
 
@@ -154,7 +168,10 @@ impl Line {
         match self {
             Self::Created(created) => created.created_ns,
             Self::Keeper(keeper) => keeper.at_ns,
-            Self::Renamed { at_ns, .. } | Self::Removing { at_ns } => *at_ns,
+            Self::Renamed { at_ns, .. } | Self::Removing { at_ns } | Self::Warm { at_ns, .. } => {
+                *at_ns
+            }
+            Self::Claimed(claimed) => claimed.at_ns,
             Self::Updated(updated) => updated.at_ns,
             Self::Stuck(stuck) => stuck.at_ns,
             Self::Ending(ending) => ending.at_ns,
