@@ -15,6 +15,7 @@ mod idempotency;
 mod killed;
 mod life;
 mod operating;
+mod pool;
 mod pressure;
 mod quotas;
 mod readers;

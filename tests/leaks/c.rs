@@ -546,3 +546,57 @@ fn a_record_that_vanishes_under_the_server_is_dropped_from_every_count() {
     }
     server.stop().ok();
 }
+
+/// C16, OpenSandbox: after a restart, a used box was returned to the pool.
+#[test]
+fn a_pool_after_a_restart_has_only_new_boxes() {
+    let case = case();
+    let config = "[pool.box]\nwarm = 2\n";
+    let warm = || -> BTreeSet<String> {
+        let listed = case.call(["ls", "-aq", "--filter", "state=warm"]).ok().stdout_text();
+        listed.lines().map(str::to_owned).collect()
+    };
+    let mut seen = BTreeSet::new();
+    for _ in 0..times(3, 20) {
+        let server = Server::start_configured(&case, config);
+        eventually("the pool is full", || warm().len() == 2);
+        let before = warm();
+        assert!(seen.is_disjoint(&before), "{before:?}");
+        let answer = server.post("/v1/run", &json!({ "command": ["true"] })).was(200).json();
+        assert_eq!(answer["warm"], "box");
+        eventually("the pool is full again", || warm().len() == 2);
+        seen.extend(before);
+        seen.extend(warm());
+        server.kill();
+    }
+    case.call(["ls"]).ok();
+    case.nothing_left();
+}
+
+/// C25, agent-sandbox: a pool member was looked up under the name of its claim; "not found" was
+/// taken for "gone".
+#[test]
+fn a_claimed_box_is_found_by_the_id_that_it_waited_with() {
+    let case = case();
+    let server = Server::start_configured(&case, "[pool.box]\nwarm = 1\n");
+    let listed = |state: &str| {
+        let filter = format!("state={state}");
+        case.call(["ls", "-aq", "--filter", &filter]).ok().stdout_text().trim().to_owned()
+    };
+    let mut waits = String::new();
+    eventually("a box waits", || {
+        waits = listed("warm");
+        !waits.is_empty()
+    });
+    let run = json!({ "command": ["sleep", "1000"] }).to_string();
+    let headers = [("Content-Type", "application/json")];
+    let client = server.send("POST", "/v1/run", &headers, run.as_bytes());
+    eventually("it runs under its id", || listed("running") == waits);
+    eventually("another one waits", || !listed("warm").is_empty());
+    drop(client);
+    eventually("it is gone, and the other one stays", || {
+        listed("running").is_empty() && !listed("warm").is_empty()
+    });
+    server.stop();
+    case.nothing_left();
+}

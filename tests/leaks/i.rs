@@ -123,6 +123,39 @@ fn failed_spawns_release_their_slots() {
     case.remove(&id);
 }
 
+/// I8, centaur and hezo: warm boxes of a dead process were left behind, and claims on others were
+/// never returned.
+#[test]
+fn boxes_that_wait_end_with_the_server_that_made_them() {
+    let case = case();
+    let config = "[pool.box]\nwarm = 3\n[pool.python]\nwarm = 2\nstart = 'at start'\n";
+    for _ in 0..times(3, 20) {
+        let server = Server::start_configured(&case, config);
+        let warm = || {
+            let listed = case.call(["ls", "-aq", "--filter", "state=warm"]).stdout_text();
+            listed.lines().count()
+        };
+        eventually("the pools are full", || warm() == 5);
+        // One box is claimed when the server dies.
+        let run = json!({ "command": ["sleep", "1000"] }).to_string();
+        let headers = [("Content-Type", "application/json")];
+        let _client = server.send("POST", "/v1/run", &headers, run.as_bytes());
+        eventually("one is claimed", || {
+            case.call(["ls", "-q", "--filter", "state=running"]).stdout_text().lines().count() == 1
+        });
+        server.kill();
+        // No command looks after them.
+        eventually("everything of the boxes has ended", || {
+            tare_harness::box_processes().iter().all(|one| one.is_zombie)
+        });
+        let server = Server::start(&case, &[]);
+        eventually("it has looked", || server.log().contains("recovered"));
+        assert_eq!(case.call(["ls", "-aq"]).ok().stdout_text(), "");
+        server.stop();
+    }
+    case.nothing_left();
+}
+
 /// I10, microsandbox: replacing a box that ignored TERM took 30 s and then failed.
 #[test]
 fn replacing_a_box_that_ignores_term_leaves_exactly_one() {

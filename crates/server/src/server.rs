@@ -148,6 +148,10 @@ async fn live(app: AppState, librechat: LibreChat, mut inputs: Inputs) -> Result
     let mut interrupted = signal(SignalKind::interrupt()).context(failed)?;
     let mut hung_up = signal(SignalKind::hangup()).context(failed)?;
     let listen = app.config().listen.clone();
+    if let Err(error) = app.start_pools(&api::usual_runs(&app.config())).await {
+        app.close_pools().await;
+        return Err(error);
+    }
     let listener = Listener::bind(&listen).await?;
     let on = listener.address(&listen);
     if let Some(port) = listener.port() {
@@ -162,6 +166,7 @@ async fn live(app: AppState, librechat: LibreChat, mut inputs: Inputs) -> Result
     let calling = app.hook.start(Arc::clone(&app.journal));
     tokio::spawn(upkeep::watch_gauges(app.clone(), inputs.changes));
     tokio::spawn(upkeep::sweep_when_wanted(app.clone()));
+    tokio::spawn(app.service.clone().keep_pools());
     let router = api::router(&app, librechat::router(&librechat));
     let serving = tokio::spawn(listen::serve(listener, router, app.http.clone()));
     loop {
@@ -244,6 +249,7 @@ async fn drain(app: &AppState) {
             running
         }
     };
+    app.close_pools().await;
     app.journal.record(&LogEvent::Drained { ended });
 }
 

@@ -11,7 +11,7 @@ use tare_engine::{Level, Reading, Thresholds};
 use crate::admission::Work;
 use crate::admission::places::{Places, UseOfBoxes};
 use crate::admission::promise::{LiveBox, NoFit, Promise, check_fit};
-use crate::error::ServiceError;
+use crate::error::{PRESSURE, ServiceError};
 
 /// The most descriptors that a box takes during its creation.
 const DESCRIPTORS_TO_MAKE: u64 = 24;
@@ -63,7 +63,7 @@ impl Measurement {
 pub fn refused(reading: &Reading) -> ServiceError {
     let Reading { gauge, used, limit, .. } = reading;
     let message = format!("no room for a new box: {used} of {limit} {gauge} in use");
-    let mut error = ServiceError::unavailable("pressure", message)
+    let mut error = ServiceError::unavailable(PRESSURE, message)
         .with_hint("try again later; boxes that end or are removed make room");
     error.refused_for = Some(gauge.as_str());
     error.detail = Some(reading.to_string());

@@ -204,6 +204,12 @@ impl Admission {
         Ok((turn, place))
     }
 
+    /// Admits a box that waits in a pool: it counts with what it uses, and is promised nothing.
+    pub async fn admit_waiting(&self) -> Result<Admitted, ServiceError> {
+        let place = self.pressure.place(Work::Box, Promise::default()).await?;
+        Ok(Admitted { turn: None, place, quota: None })
+    }
+
     /// The guard of a box that exists already.
     pub fn of_existing(
         &self,

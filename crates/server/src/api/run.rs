@@ -24,7 +24,7 @@ use crate::work::languages::Program;
 use crate::work::outcome::RunOutput;
 use crate::work::output::OutputSink;
 use crate::work::outputs::{OmittedFile, OutputFile, OutputPath, Outputs};
-use crate::work::run_request::{Collect, RunRequest};
+use crate::work::run_request::{Collect, RunRequest, Warm, WarmWish};
 use crate::work::spec::{self, BoxFields, LimitsRequest, NetworkRequest, VolumeRequest};
 
 /// The most outputs of a run. Each takes a call into the box.
@@ -70,6 +70,9 @@ pub struct RunBody {
     /// The encoding of the output.
     #[serde(default)]
     pub encoding: Encoding,
+    /// Whether the run may use a box that was made ahead. By default it uses what waits.
+    #[serde(default)]
+    pub warm: WarmWish,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -91,6 +94,9 @@ pub struct RunResult {
     pub command: ExecResult,
     /// Whether the kernel killed a process of the box because of its memory limit.
     pub oom: bool,
+    /// What was made before the request: a box with an interpreter (`fresh`), a `box`, or nothing
+    /// (`off`).
+    pub warm: Warm,
     pub files: Vec<FileReturned>,
     /// Requested files that are too large.
     pub files_omitted: Vec<FileOmitted>,
@@ -172,11 +178,24 @@ fn run_request(
         ..BoxFields::default()
     };
     Ok(RunRequest {
+        code: program.interpreted,
+        wish: request.warm,
         stdin: request.stdin.map(String::into_bytes),
         files,
         collect: collect(request.outputs.0, most.output_bytes.0)?,
         ..RunRequest::new(fields.into_spec(config, &caller.tenant)?, exec, most.output_bytes.0)
     })
+}
+
+/// Runs for which a server has boxes ready at its start.
+pub fn usual(config: &Config) -> Vec<RunRequest<Outputs>> {
+    let bodies = [
+        r#"{"command": ["true"]}"#,
+        r#"{"language": "python", "code": ""}"#,
+        r#"{"language": "node", "code": ""}"#,
+    ];
+    let parsed = bodies.into_iter().filter_map(|body| serde_json::from_str(body).ok());
+    parsed.filter_map(|body| run_request(body, config, &Caller::default()).ok()).collect()
 }
 
 fn collect(paths: Vec<String>, bytes_max: u64) -> Result<Option<Collect<Outputs>>, ServiceError> {
@@ -214,6 +233,7 @@ impl RunResult {
         Self {
             id: output.id.to_string(),
             oom: output.end.oom,
+            warm: output.warm,
             files: outputs.files.into_iter().map(file).collect(),
             files_omitted: outputs.omitted.into_iter().map(omitted).collect(),
             files_missing: outputs.missing,

@@ -9,6 +9,7 @@ mod keys;
 pub mod languages;
 pub mod librechat;
 mod listen;
+pub mod pool;
 mod units;
 
 use std::path::Path;
@@ -24,6 +25,7 @@ pub use crate::config::keys::Key;
 use crate::config::languages::Languages;
 use crate::config::librechat::{Auth, LibreChatConfig};
 pub use crate::config::listen::{Exposure, Listen};
+use crate::config::pool::PoolsConfig;
 pub use crate::config::units::{ByteSize, Period};
 use crate::error::in_plain_words;
 
@@ -47,6 +49,7 @@ pub struct Config {
     pub volumes: Vec<AllowedVolume>,
     /// Overrides the built-in languages.
     pub languages: Languages,
+    pub pool: PoolsConfig,
     pub hooks: HookConfig,
     pub librechat: LibreChatConfig,
     pub log: LogFormat,
@@ -198,6 +201,7 @@ impl Config {
         self.gauges.thresholds()?;
         self.admission.check()?;
         self.files.check()?;
+        self.pool.check()?;
         self.check_keys()?;
         self.check_volumes()?;
         self.librechat.check(&self.keys, &self.listen)

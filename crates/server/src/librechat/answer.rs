@@ -267,6 +267,7 @@ mod tests {
 
     use super::*;
     use crate::work::outcome::Captured;
+    use crate::work::run_request::Warm;
 
     fn answer(end: End) -> Answer {
         let output = RunOutput::<()> {
@@ -275,6 +276,7 @@ mod tests {
             stdout: Captured::default(),
             stderr: Captured::default(),
             collected: None,
+            warm: Warm::Off,
             duration: Duration::from_millis(1),
         };
         Answer::new(output, Id::random(), Collected::default())

@@ -119,6 +119,15 @@ pub enum LogEvent<'a> {
         limit: Option<u64>,
         limit_is: Option<&'a str>,
     },
+    /// A box could not be made ahead. Requests make their own, and the server tries again.
+    PoolFailed {
+        pool: &'static str,
+        why: &'a str,
+    },
+    /// A box that waited in a pool has died. The server replaces it.
+    PoolMemberLost {
+        box_id: &'a str,
+    },
     HookFailed {
         hook: &'a str,
         why: &'a str,

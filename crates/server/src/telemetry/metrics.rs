@@ -15,6 +15,7 @@ use prometheus_client::registry::Registry;
 use tare_engine::{Cause, Gauge, Level, Reading};
 
 use crate::telemetry::event::LogEvent;
+use crate::telemetry::pool_metrics::PoolMetrics;
 
 const PREFIX: &str = "tare";
 /// From half a millisecond, doubling, to four minutes.
@@ -41,6 +42,7 @@ pub struct Metrics {
     pub executions_waiting: Value,
     pub session_calls_waiting: Value,
     pub session_wait: Histogram,
+    pub pools: PoolMetrics,
 }
 
 /// The phases of a run, in this order.
@@ -105,6 +107,7 @@ impl Default for Metrics {
             executions_waiting: Value::default(),
             session_calls_waiting: Value::default(),
             session_wait: histogram(),
+            pools: PoolMetrics::default(),
         };
         metrics.start_at_zero();
         metrics.registered()
@@ -177,6 +180,7 @@ impl Metrics {
         registry.register("session_calls_waiting", help, self.session_calls_waiting.clone());
         let help = "How long calls waited for their session";
         registry.register("session_wait_seconds", help, self.session_wait.clone());
+        self.pools.register(registry);
         self
     }
 
@@ -229,6 +233,8 @@ impl Metrics {
             | LogEvent::BoxLimitsChanged(_)
             | LogEvent::BoxRenamed { .. }
             | LogEvent::BoxNote { .. }
+            | LogEvent::PoolFailed { .. }
+            | LogEvent::PoolMemberLost { .. }
             | LogEvent::HookFailed { .. }
             | LogEvent::FilesNotSwept { .. }
             | LogEvent::KeysNotRead { .. }

@@ -23,6 +23,7 @@ use crate::work::outcome::RunOutput;
 use crate::work::output::{OutputSink, PastLimit};
 use crate::work::processes::ExecProcess;
 use crate::work::relay::{self, Input, ProcessControl, Streams};
+use crate::work::run_request::Warm;
 
 /// How long a keeper may take to start a process.
 const STARTED_WITHIN: Duration = Duration::from_secs(30);
@@ -201,6 +202,6 @@ impl Process {
         self.streams.read_left(sink).await;
         let [stdout, stderr] = self.streams.into_captured()?;
         let (id, duration) = (self.box_id, self.started.elapsed());
-        Ok(RunOutput { id, end, stdout, stderr, collected: None, duration })
+        Ok(RunOutput { id, end, stdout, stderr, collected: None, duration, warm: Warm::Off })
     }
 }

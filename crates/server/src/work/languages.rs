@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use tare_engine::spec::command::Variable;
 use tare_engine::spec::defaults::HOME;
 
 use crate::config::Config;
@@ -9,6 +10,7 @@ use crate::config::boxes::Programs;
 use crate::config::languages::{FILE, Language, Languages, PROGRAM};
 use crate::error::ServiceError;
 use crate::work::files::InputFile;
+use crate::work::spec;
 
 /// The name of a compiled program. No code has this name.
 const PROGRAM_NAME: &str = "program";
@@ -41,6 +43,8 @@ pub struct Program {
     /// The variables that the language needs.
     pub env: BTreeMap<String, String>,
     pub code: Option<InputFile>,
+    /// What an interpreter that was started ahead can run instead of the command.
+    pub interpreted: Option<Code>,
 }
 
 /// The hint for a request that names nothing to run, or two things.
@@ -57,11 +61,14 @@ impl Program {
     ) -> Result<Self, ServiceError> {
         let wrong = |message| Err(ServiceError::invalid("invalid", message).with_hint(WHAT_TO_RUN));
         match (command.filter(|command| !command.is_empty()), language, code) {
-            (Some(command), None, None) => Ok(Self { command, env: BTreeMap::new(), code: None }),
+            (Some(command), None, None) => {
+                Ok(Self { command, env: BTreeMap::new(), code: None, interpreted: None })
+            }
             (None, Some(language), Some(code)) => {
                 let language = config.languages.find(language, config.boxes.programs())?;
                 Ok(Self {
                     command: language.command(directory, &[]),
+                    interpreted: language.code(&config.languages, directory, &[])?,
                     env: language.env.clone(),
                     code: Some(InputFile::at(directory, &language.file, code.into_bytes())),
                 })
@@ -87,6 +94,28 @@ impl Language {
         !self.run.is_empty() && needed.iter().all(|program| programs.have(program))
     }
 
+    /// How to run the code in `directory` in an interpreter that was started before. `None` for a
+    /// language that is not run as `PROGRAM FILE`.
+    pub fn code(
+        &self,
+        all: &Languages,
+        directory: &str,
+        arguments: &[String],
+    ) -> Result<Option<Code>, ServiceError> {
+        let [program, file] = self.run.as_slice() else { return Ok(None) };
+        let name = all.0.iter().find(|(_, one)| std::ptr::eq(*one, self)).map(|(name, _)| name);
+        let (true, true, Some(name)) = (self.compile.is_empty(), file == FILE, name) else {
+            return Ok(None);
+        };
+        let path = format!("{directory}/{}", self.file);
+        Ok(Some(Code {
+            language: name.clone(),
+            program: program.clone(),
+            arguments: std::iter::once(path).chain(arguments.iter().cloned()).collect(),
+            env: spec::pairs(&self.env)?,
+        }))
+    }
+
     /// The command that runs the code in `directory`.
     pub fn command(&self, directory: &str, arguments: &[String]) -> Vec<String> {
         let file = format!("{directory}/{}", self.file);
@@ -106,6 +135,25 @@ impl Language {
         };
         command.extend_from_slice(arguments);
         command
+    }
+}
+
+/// Code of a language whose interpreter can be started ahead.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Code {
+    /// The name of the language in the configuration.
+    pub language: String,
+    pub program: String,
+    /// The path of the code, and its arguments.
+    pub arguments: Vec<String>,
+    /// Variables of the language, which the interpreter starts with.
+    pub env: Vec<Variable>,
+}
+
+impl Code {
+    /// The variables of a command that only its request has.
+    pub fn own_env<'a>(&'a self, all: &'a [Variable]) -> impl Iterator<Item = &'a Variable> {
+        all.iter().filter(|variable| !self.env.contains(variable))
     }
 }
 

@@ -20,6 +20,7 @@ pub mod output;
 pub mod outputs;
 mod pattern;
 pub mod pipe;
+pub mod pool;
 pub mod processes;
 mod programs;
 pub mod recent_output;
@@ -40,7 +41,7 @@ use crate::admission::pressure::Pressure;
 use crate::admission::{Admission, Admitted, Caller, Need};
 use crate::config::Config;
 use crate::config::current::CurrentConfig;
-use crate::error::ServiceError;
+use crate::error::{PRESSURE, ServiceError};
 use crate::shutdown::Shutdown;
 use crate::telemetry::journal::Journal;
 use crate::telemetry::metrics::Metrics;
@@ -48,6 +49,7 @@ use crate::watch::followers::Followers;
 use crate::watch::keepers::KeeperWatch;
 use crate::work::box_calls::BoxCalls;
 use crate::work::ending::StuckBoxes;
+use crate::work::pool::Pools;
 use crate::work::processes::Processes;
 use crate::workers::{Creators, Workers};
 
@@ -71,6 +73,7 @@ pub struct ServiceParts {
     pub watch: Arc<KeeperWatch>,
     pub followers: Followers,
     pub processes: Processes,
+    pub pools: Pools,
     pub stuck: StuckBoxes,
     /// Starts a sweep.
     pub sweep_wanted: Notify,
@@ -135,6 +138,7 @@ impl Service {
             watch: parts.watch,
             followers: Followers::default(),
             processes: Processes::new(limits.execs),
+            pools: Pools::default(),
             stuck: StuckBoxes::default(),
             sweep_wanted: Notify::new(),
             journal: parts.journal,
@@ -161,7 +165,14 @@ impl Service {
 
     /// Waits for the right to have one more box.
     pub async fn admit(&self, caller: &Caller, need: Need) -> Result<Admitted, ServiceError> {
-        self.admission.admit(&self.config(), caller, need).await
+        let config = self.config();
+        match self.admission.admit(&config, caller, need).await {
+            // Boxes that wait in pools make room.
+            Err(error) if error.code == PRESSURE && self.give_back().await => {
+                self.admission.admit(&config, caller, need).await
+            }
+            admitted => admitted,
+        }
     }
 
     /// Returns the box that a caller names by id, by the beginning of an id, or by name.

@@ -6,6 +6,7 @@ use tare_engine::{BoxId, End};
 
 use crate::admission::bodies::Charge;
 use crate::error::ServiceError;
+use crate::work::run_request::Warm;
 
 /// One output stream, up to its limit.
 #[derive(Debug, Default)]
@@ -41,6 +42,7 @@ pub struct RunOutput<T = ()> {
     /// `None` if nothing was to be collected, or the box was gone.
     pub collected: Option<T>,
     pub duration: Duration,
+    pub warm: Warm,
 }
 
 impl<T> RunOutput<T> {

@@ -9,7 +9,7 @@ use tare_engine::spec::{Access, Root, Spec, Volume};
 use crate::config::boxes::Programs;
 
 /// The directory in a box that shows the operator's packages.
-const PACKAGES: &str = "/opt/packages";
+pub const PACKAGES: &str = "/opt/packages";
 /// The variables that name directories of packages, and these directories. `bin` and `.bin` have
 /// the programs that pip and npm installed with packages.
 const SEARCHED: [(&str, &[&str]); 3] = [

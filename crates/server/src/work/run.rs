@@ -1,7 +1,7 @@
 //! Runs one command in its own box, and returns after the box is gone.
 //!
 //! ```text
-//! admit -> slot -> make box -> [copy in -> exec] -> relay -> [collect] -> tear down -> log
+//! admit -> slot -> make box, or claim one -> [copy in -> exec] -> relay -> [collect] -> tear down -> log
 //!                      \_________ client gone, server stopping, error _____^
 //! ```
 //!
@@ -26,8 +26,9 @@ use crate::work::Service;
 use crate::work::files::BoxFiles;
 use crate::work::outcome::RunOutput;
 use crate::work::output::OutputSink;
+use crate::work::pool::{self, Claimed, Shape};
 use crate::work::relay::{self, Input, Streams};
-use crate::work::run_request::{Progress, RunRequest};
+use crate::work::run_request::{Progress, RunRequest, Warm};
 use crate::workers::CreateSlot;
 
 /// Bounds the wait when a volume's file system does not answer.
@@ -129,6 +130,16 @@ struct Steps {
     command_ended: Option<End>,
 }
 
+/// The box of a run.
+struct OwnBox {
+    session: Session,
+    /// `None` for a box that was made before the request.
+    slot: Option<CreateSlot>,
+    /// An interpreter that waits in the box for its order.
+    interpreter: Option<Session>,
+    warm: Warm,
+}
+
 /// The result of the command, before teardown.
 struct Finished<T> {
     end: End,
@@ -143,13 +154,14 @@ impl Steps {
         sink: OutputSink,
     ) -> Result<RunOutput<T>, ServiceError> {
         let started = Instant::now();
-        let (box_id, result) = match self.make_box(request.box_spec()).await {
-            Ok((session, slot)) => {
-                let id = session.id().clone();
-                (Some(id), self.use_box(session, slot, request, &sink).await)
-            }
-            Err(failed) => (None, Err(failed)),
-        };
+        let (box_id, result) =
+            match self.get_box(self.service.shape_for(&request), request.box_spec()).await {
+                Ok(own) => {
+                    let id = own.session.id().clone();
+                    (Some(id), self.use_box(own, request, &sink).await)
+                }
+                Err(failed) => (None, Err(failed)),
+            };
         let duration = started.elapsed();
         let (cause, exit_code, code) = match &result {
             Ok(output) => (output.end.cause, Some(output.end.code()), None),
@@ -173,6 +185,29 @@ impl Steps {
         failed.interrupted.or(of_command).unwrap_or(Cause::StartFailed)
     }
 
+    /// Returns the box of a run: one that waits in a pool, or a new one.
+    async fn get_box(
+        &mut self,
+        shape: Option<Shape>,
+        (spec, stdin): (Spec, Stdin),
+    ) -> Result<OwnBox, Failed> {
+        let claimed = match shape {
+            Some(shape) => self.service.claim(shape, &spec).await,
+            None => None,
+        };
+        let Some((claimed, warm)) = claimed else {
+            let (session, slot) = self.make_box((spec, stdin)).await?;
+            return Ok(OwnBox { session, slot: Some(slot), interpreter: None, warm: Warm::Off });
+        };
+        let (session, interpreter) = match claimed {
+            Claimed::Box(session) => (session, None),
+            Claimed::Interpreter(it) => (it.session, Some(it.process)),
+        };
+        self.service.journal.record_box_notes(session.notes());
+        self.end_phase(Phase::Create);
+        Ok(OwnBox { session, slot: None, interpreter, warm })
+    }
+
     /// Makes the box on a thread that lives as long as the server: the kernel kills a keeper
     /// when the *thread* that created it exits (`PR_SET_PDEATHSIG`, prctl(2)).
     async fn make_box(
@@ -193,13 +228,14 @@ impl Steps {
     /// Runs the command, then tears the box down, even if the command failed.
     async fn use_box<T: Send + 'static>(
         &mut self,
-        mut session: Session,
-        slot: CreateSlot,
+        own: OwnBox,
         request: RunRequest<T>,
         sink: &OutputSink,
     ) -> Result<RunOutput<T>, Failed> {
+        let OwnBox { mut session, slot, interpreter, warm } = own;
         let id = session.id().clone();
-        let finished = self.run_command(&mut session, slot, request, sink).await;
+        let begun = (slot, interpreter);
+        let finished = self.run_command(&mut session, begun, request, sink).await;
         self.progress.set("ending the box");
         if let Err(failed) = &finished {
             session.kill(End::killed(self.cause(failed)));
@@ -210,29 +246,29 @@ impl Steps {
         // Every process that could write is dead. Read what is left in the pipes.
         streams.read_to_end(sink).await;
         let [stdout, stderr] = streams.into_captured()?;
-        Ok(RunOutput { id, end, stdout, stderr, collected, duration: Duration::ZERO })
+        Ok(RunOutput { id, end, stdout, stderr, collected, duration: Duration::ZERO, warm })
     }
 
     async fn run_command<T: Send + 'static>(
         &mut self,
         session: &mut Session,
-        slot: CreateSlot,
+        (slot, interpreter): (Option<CreateSlot>, Option<Session>),
         mut request: RunRequest<T>,
         sink: &OutputSink,
     ) -> Result<Finished<T>, Failed> {
-        self.until_made(session, slot).await?;
-        if request.is_box_command() {
-            let (end, streams) = self.relay(session, &mut request, sink).await?;
-            return Ok(Finished { end, streams, collected: None });
-        }
         let (id, service) = (session.id().clone(), self.service.clone());
-        if !request.files.is_empty() {
-            let (box_id, inputs) = (id.clone(), std::mem::take(&mut request.files));
-            let put = service.call(move |engine| BoxFiles { engine, id: &box_id }.put(inputs));
-            self.copy(session, put).await?;
-        }
-        let (box_id, exec, stdin) = (id.clone(), request.exec.clone(), request.stdin());
-        let mut exec = service.call(move |engine| engine.exec(&box_id, &exec, stdin)).await?;
+        let mut exec = if let Some(process) = interpreter {
+            self.order(session, process, &mut request).await?
+        } else {
+            self.until_made(session, slot).await?;
+            if request.is_box_command() {
+                let (end, streams) = self.relay(session, &mut request, sink).await?;
+                return Ok(Finished { end, streams, collected: None });
+            }
+            self.put_files(session, &mut request).await?;
+            let (box_id, exec, stdin) = (id.clone(), request.exec.clone(), request.stdin());
+            service.call(move |engine| engine.exec(&box_id, &exec, stdin)).await?
+        };
         let (end, streams) = self.relay(&mut exec, &mut request, sink).await?;
         drop(exec);
         let collected = match request.collect {
@@ -246,8 +282,56 @@ impl Steps {
         Ok(Finished { end, streams, collected })
     }
 
+    /// Tells an interpreter that waits in the box what to run. The order is the beginning of its
+    /// input. The deadline counts from now.
+    async fn order<T>(
+        &self,
+        session: &mut Session,
+        mut process: Session,
+        request: &mut RunRequest<T>,
+    ) -> Result<Session, Failed> {
+        self.progress.set("running the command");
+        if !pool::are_inline(&request.files) {
+            self.put_files(session, request).await?;
+        }
+        let code = request.code.as_ref();
+        let code = code.ok_or_else(|| ServiceError::internal("an interpreter without code"))?;
+        let own_env: Vec<_> = code.own_env(&request.exec.env).cloned().collect();
+        let order = pool::Order {
+            has_input: request.stdin.is_some(),
+            arguments: &code.arguments,
+            env: &own_env,
+            files: &request.files,
+        };
+        let mut input = order.encode();
+        input.append(&mut request.stdin.take().unwrap_or_default());
+        request.stdin = Some(input);
+        if let Some(timeout) = request.exec.timeout {
+            process.end_after(timeout)?;
+        }
+        Ok(process)
+    }
+
+    /// Copies the files of a request into its box.
+    async fn put_files<T>(
+        &self,
+        session: &mut Session,
+        request: &mut RunRequest<T>,
+    ) -> Result<(), Failed> {
+        if request.files.is_empty() {
+            return Ok(());
+        }
+        let (id, inputs) = (session.id().clone(), std::mem::take(&mut request.files));
+        let put = self.service.call(move |engine| BoxFiles { engine, id: &id }.put(inputs));
+        self.copy(session, put).await
+    }
+
     /// Waits until the keeper reports that the box is made.
-    async fn until_made(&self, session: &mut Session, slot: CreateSlot) -> Result<(), Failed> {
+    async fn until_made(
+        &self,
+        session: &mut Session,
+        slot: Option<CreateSlot>,
+    ) -> Result<(), Failed> {
         let keeper = session.keeper()?;
         let made = async {
             let made = relay::started(session);

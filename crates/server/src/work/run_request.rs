@@ -4,10 +4,13 @@ use std::borrow::Cow;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
+use serde::{Deserialize, Serialize};
 use tare_engine::spec::{Spec, command, name};
 use tare_engine::{End, Error, ExecSpec, RUN_LABEL, Stdin};
+use utoipa::ToSchema;
 
 use crate::work::files::{BoxFiles, InputFile};
+use crate::work::languages::Code;
 use crate::work::output::PastLimit;
 use crate::workers::locked;
 
@@ -16,6 +19,9 @@ pub struct RunRequest<T> {
     /// The box, without a command.
     pub spec: Spec,
     pub exec: ExecSpec,
+    /// What the command runs, if an interpreter that was started ahead can run it too.
+    pub code: Option<Code>,
+    pub wish: WarmWish,
     pub stdin: Option<Vec<u8>>,
     pub files: Vec<InputFile>,
     pub collect: Option<Collect<T>>,
@@ -23,6 +29,42 @@ pub struct RunRequest<T> {
     pub output_bytes_max: u64,
     pub past_limit: PastLimit,
     pub progress: Progress,
+}
+
+/// What a client wants of the pools. It is a wish: without a box that waits, a run gets its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum WarmWish {
+    /// Whatever waits.
+    #[default]
+    Any,
+    /// An interpreter that was started ahead, and that no other run uses.
+    Fresh,
+    /// Nothing that was made before the request.
+    Off,
+}
+
+/// What was made before the request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Warm {
+    /// The box and its interpreter.
+    Fresh,
+    /// The box.
+    Box,
+    /// Nothing.
+    #[default]
+    Off,
+}
+
+impl Warm {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Fresh => "fresh",
+            Self::Box => "box",
+            Self::Off => "off",
+        }
+    }
 }
 
 /// Reads results out of the box after its command has finished. Blocks its thread.
@@ -34,6 +76,8 @@ impl<T> RunRequest<T> {
         Self {
             spec,
             exec,
+            code: None,
+            wish: WarmWish::default(),
             stdin: None,
             files: Vec::new(),
             collect: None,

@@ -11,6 +11,7 @@ use crate::config::librechat::BoxesConfig;
 use crate::config::{self, Config};
 use crate::error::ServiceError;
 use crate::work::files::InputFile;
+use crate::work::languages::Code;
 use crate::work::spec;
 
 /// The directory of the programs' input and output files.
@@ -28,6 +29,8 @@ pub struct CodeRun {
     /// The box. It has no command of its own.
     pub spec: Spec,
     pub exec: ExecSpec,
+    /// What an interpreter that was started ahead runs instead of the command.
+    pub interpreted: Option<Code>,
     /// The file with the code, and other files in its directory.
     pub code: Vec<InputFile>,
 }
@@ -51,6 +54,7 @@ impl CodeRun {
         Ok(Self {
             spec: box_of(boxes),
             exec,
+            interpreted: language.code(&config.languages, CODE, arguments)?,
             code: vec![
                 code_file(&language.file, code.into_bytes()),
                 code_file(FIGURES.0, FIGURES.1.as_bytes().to_vec()),
@@ -121,7 +125,7 @@ mod tests {
     #[test]
     fn the_code_is_beside_the_files_and_its_arguments_are_its_own() {
         let config = Config::default();
-        let CodeRun { spec, exec, code } = work(&config, None);
+        let CodeRun { spec, exec, code, .. } = work(&config, None);
         assert_eq!(exec.command, ["bash", "/tmp/code/main.sh", "a"]);
         assert_eq!(code[0].path, "tmp/code/main.sh");
         assert_eq!(spec.workspace.as_deref(), Some(Path::new(DATA)));

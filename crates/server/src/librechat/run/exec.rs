@@ -159,6 +159,7 @@ impl LibreChatRun {
         let request = RunRequest {
             files: files.chain(self.work.code).collect(),
             collect: Some(collect(self.outputs, self.inputs.clone(), language)),
+            code: self.work.interpreted,
             past_limit: PastLimit::Kill,
             ..RunRequest::new(self.work.spec, self.work.exec, output_bytes_max)
         };

@@ -1,0 +1,135 @@
+//! `[pool]`: boxes and interpreters that the server starts ahead of requests.
+
+use serde::Deserialize;
+use tare_engine::Error;
+
+use crate::config::Period;
+
+/// The pools, by name. Nothing is kept warm unless the operator asks for it.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PoolsConfig {
+    /// Boxes without a command.
+    #[serde(rename = "box")]
+    pub boxes: PoolConfig,
+    /// Boxes in which Python has started.
+    pub python: InterpreterConfig,
+    /// Boxes in which Node has started.
+    pub node: InterpreterConfig,
+}
+
+/// How many boxes wait, and for how long.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PoolConfig {
+    /// Boxes that wait, for each kind of box. With 0, there is no pool.
+    pub warm: usize,
+    /// Boxes of all kinds that wait, at most.
+    pub max: usize,
+    /// Boxes of a kind end after this time without a request for that kind.
+    pub idle: Period,
+}
+
+impl Default for PoolConfig {
+    fn default() -> Self {
+        Self { warm: 0, max: 32, idle: Period::seconds(600) }
+    }
+}
+
+/// A pool of boxes with an interpreter.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct InterpreterConfig {
+    pub start: PoolStart,
+    /// Modules that each interpreter imports before it waits.
+    pub preload: Vec<String>,
+    pub warm: usize,
+    pub max: usize,
+    pub idle: Period,
+}
+
+impl Default for InterpreterConfig {
+    fn default() -> Self {
+        let PoolConfig { warm, max, idle } = PoolConfig::default();
+        Self { start: PoolStart::OnDemand, preload: Vec::new(), warm, max, idle }
+    }
+}
+
+impl InterpreterConfig {
+    /// The part that all pools have.
+    pub fn common(&self) -> PoolConfig {
+        PoolConfig { warm: self.warm, max: self.max, idle: self.idle }
+    }
+}
+
+/// When the first boxes of a pool are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub enum PoolStart {
+    /// After the first request.
+    #[serde(rename = "on demand")]
+    OnDemand,
+    /// Before the server listens. If that fails, the server does not start.
+    #[serde(rename = "at start")]
+    AtStart,
+}
+
+/// Each box that waits takes about 20 descriptors of the server.
+const WAITING_MAX: usize = 1000;
+
+impl PoolsConfig {
+    pub fn check(&self) -> Result<(), Error> {
+        for (name, pool) in [
+            ("box", self.boxes.clone()),
+            ("python", self.python.common()),
+            ("node", self.node.common()),
+        ] {
+            if pool.warm > pool.max || pool.max > WAITING_MAX {
+                let PoolConfig { warm, max, .. } = pool;
+                let message = format!("[pool.{name}] warm = {warm}, max = {max} is not possible");
+                return Err(Error::bad_request(message)
+                    .with_hint(format!("warm is at most max, and max at most {WAITING_MAX}")));
+            }
+        }
+        let is_name = |name: &str| {
+            let is_part = |part: &str| {
+                let mut letters = part.chars();
+                let first = letters.next();
+                first.is_some_and(|one| one.is_alphabetic() || one == '_')
+                    && letters.all(|one| one.is_alphanumeric() || one == '_')
+            };
+            name.split('.').all(is_part)
+        };
+        if let Some(name) = self.python.preload.iter().find(|name| !is_name(name)) {
+            let message = format!("[pool.python] preload: {name:?} is not a module");
+            return Err(Error::bad_request(message).with_hint("write names such as \"numpy\""));
+        }
+        let has_nul = |name: &&String| name.is_empty() || name.contains('\0');
+        if let Some(name) = self.node.preload.iter().find(has_nul) {
+            let message = format!("[pool.node] preload: {name:?} is not a module");
+            return Err(Error::bad_request(message).with_hint("write names such as \"lodash\""));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_that_cannot_be_is_refused() {
+        for (text, is_good) in [
+            ("", true),
+            ("[box]\nwarm = 2\n[python]\nwarm = 1\npreload = ['numpy', 'os.path', '_a1']", true),
+            ("[python]\nstart = 'at start'\nwarm = 32", true),
+            ("[box]\nwarm = 33", false),
+            ("[box]\nmax = 1001", false),
+            ("[python]\npreload = ['a b']", false),
+            ("[python]\npreload = ['a..b']", false),
+            ("[python]\npreload = ['1a']", false),
+        ] {
+            let config: PoolsConfig = toml::from_str(text).expect(text);
+            assert_eq!(config.check().is_ok(), is_good, "{text}");
+        }
+    }
+}

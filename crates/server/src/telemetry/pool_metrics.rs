@@ -1,0 +1,42 @@
+//! Metrics of the pools: `tare_pool_*`.
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+/// Names and values of labels. Every value is known in advance.
+type Labels<const N: usize> = [(&'static str, &'static str); N];
+
+#[derive(Debug, Default)]
+pub struct PoolMetrics {
+    members: Family<Labels<2>, Gauge>,
+    claims: Family<Labels<2>, Counter>,
+    misses: Family<Labels<1>, Counter>,
+}
+
+impl PoolMetrics {
+    pub fn register(&self, registry: &mut Registry) {
+        let help = "Boxes of a pool, by state";
+        registry.register("pool_members", help, self.members.clone());
+        let help = "Requests that got a box of a pool, by what was waiting in it";
+        registry.register("pool_claims", help, self.claims.clone());
+        let help = "Requests that found no box waiting in their pool";
+        registry.register("pool_misses", help, self.misses.clone());
+    }
+
+    pub fn members(&self, pool: &'static str, waiting: usize, making: usize) {
+        for (state, count) in [("waiting", waiting), ("making", making)] {
+            let count = i64::try_from(count).unwrap_or(i64::MAX);
+            self.members.get_or_create(&[("pool", pool), ("state", state)]).set(count);
+        }
+    }
+
+    pub fn claim(&self, pool: &'static str, kind: &'static str) {
+        self.claims.get_or_create(&[("pool", pool), ("kind", kind)]).inc();
+    }
+
+    pub fn miss(&self, pool: &'static str) {
+        self.misses.get_or_create(&[("pool", pool)]).inc();
+    }
+}

@@ -1,0 +1,172 @@
+//! One box of a pool. Every function here blocks its thread.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tare_engine::spec::Spec;
+use tare_engine::{BoxId, Context as _, Engine, Error, ExecSpec, Keeper, Prepared, Session, Stdin};
+use tokio::task::AbortHandle;
+
+use crate::admission::Admitted;
+use crate::work::pool::shape::{Interpreter, Shape};
+
+/// How long an interpreter may take to start and to import its modules.
+const READY_WITHIN: Duration = Duration::from_secs(60);
+/// How much of what a failed interpreter wrote is read.
+const ERROR_BYTES_MAX: usize = 64 << 10;
+
+/// A box that waits.
+#[derive(Debug)]
+pub struct Member {
+    pub waiting: Waiting,
+    /// Held while the box waits: it counts as a box, without a promise.
+    pub admitted: Admitted,
+    pub _watch: DeathWatch,
+}
+
+/// The task that reports the death of the keeper. It ends with this value.
+#[derive(Debug)]
+pub struct DeathWatch(pub AbortHandle);
+
+impl Drop for DeathWatch {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+#[derive(Debug)]
+pub enum Waiting {
+    /// Its keeper waits for the go.
+    Box(Box<Prepared>),
+    Interpreter(Box<Interpreting>),
+}
+
+/// A box in which an interpreter waits for its order.
+#[derive(Debug)]
+pub struct Interpreting {
+    pub session: Session,
+    pub process: Session,
+}
+
+/// A box that a request has claimed.
+#[derive(Debug)]
+pub enum Claimed {
+    /// Its command was started.
+    Box(Session),
+    Interpreter(Box<Interpreting>),
+}
+
+impl Waiting {
+    pub fn make(engine: &Engine, shape: &Shape) -> Result<Self, Error> {
+        let prepared = engine.warm(&shape.spec, shape.stdin, shape.pool.as_str())?;
+        let Some(interpreter) = &shape.interpreter else {
+            return Ok(Self::Box(Box::new(prepared)));
+        };
+        let mut session = prepared.go_without_command()?;
+        match start(engine, &mut session, interpreter) {
+            Ok(process) => Ok(Self::Interpreter(Box::new(Interpreting { session, process }))),
+            Err(error) => {
+                // A box that cannot be ended stays on record as stuck, and every sweep tries again.
+                session.end().ok();
+                Err(error)
+            }
+        }
+    }
+
+    pub fn id(&self) -> &BoxId {
+        match self {
+            Self::Box(prepared) => prepared.id(),
+            Self::Interpreter(it) => it.session.id(),
+        }
+    }
+
+    pub fn keeper(&self) -> Result<Keeper, Error> {
+        match self {
+            Self::Box(prepared) => prepared.keeper(),
+            Self::Interpreter(it) => it.session.keeper(),
+        }
+    }
+
+    /// Returns whether the box and its interpreter live. Does not wait.
+    pub fn is_alive(&mut self) -> bool {
+        let keeper = self.keeper().and_then(|keeper| {
+            keeper.wait_dead(Duration::ZERO).context(|| "cannot see the keeper".into())
+        });
+        let has_process = match self {
+            Self::Box(_) => true,
+            Self::Interpreter(it) => it.process.next_event().is_none(),
+        };
+        matches!(keeper, Ok(false)) && has_process
+    }
+
+    /// Takes the box out of the pool. The record says so before anything runs for the request.
+    pub fn claim(self, spec: &Spec) -> Result<Claimed, Error> {
+        match self {
+            Self::Box(prepared) => prepared.claim(spec).map(Claimed::Box),
+            Self::Interpreter(mut it) => match it.session.claim(spec) {
+                Ok(()) => Ok(Claimed::Interpreter(it)),
+                Err(error) => {
+                    it.session.end().ok();
+                    Err(error)
+                }
+            },
+        }
+    }
+
+    /// Returns the session that ends the box.
+    pub fn into_session(self) -> Session {
+        match self {
+            Self::Box(prepared) => prepared.into_session(),
+            Self::Interpreter(it) => it.session,
+        }
+    }
+}
+
+/// Starts an interpreter in a box without a command, and waits until it is ready.
+fn start(
+    engine: &Engine,
+    session: &mut Session,
+    interpreter: &Interpreter,
+) -> Result<Session, Error> {
+    session.wait_started()?;
+    let Interpreter { command, env } = interpreter;
+    let spec = ExecSpec { env: env.clone(), ..ExecSpec::of(command) };
+    let mut process = engine.exec_in(session, &spec, Stdin::Pipe)?;
+    process.wait_started()?;
+    let streams = process.its_streams();
+    let (Some(stdout), Some(stderr)) = (&streams.stdout, &streams.stderr) else {
+        return Err(Error::failed("an interpreter has no output"));
+    };
+    let until = Instant::now() + READY_WITHIN;
+    match read(stdout.as_fd(), &mut [0], until)? {
+        1 => Ok(process),
+        _ => Err(failure(stderr.as_fd(), until)),
+    }
+}
+
+/// Returns the error for an interpreter that ended: the last line that it wrote.
+fn failure(stderr: BorrowedFd<'_>, until: Instant) -> Error {
+    let mut text = vec![0; ERROR_BYTES_MAX];
+    let mut length = 0;
+    while let Ok(count @ 1..) = read(stderr, &mut text[length..], until) {
+        length += count;
+    }
+    let text = String::from_utf8_lossy(&text[..length]);
+    let last = text.lines().rfind(|line| !line.trim().is_empty());
+    let why = last.unwrap_or("it ended without an error").to_owned();
+    Error::failed("the interpreter did not start").caused_by(why)
+}
+
+/// Reads from a pipe, once. Returns 0 at its end.
+fn read(from: BorrowedFd<'_>, into: &mut [u8], until: Instant) -> Result<usize, Error> {
+    let left = until.saturating_duration_since(Instant::now());
+    let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+    let mut fds = [PollFd::from_borrowed_fd(from, PollFlags::IN)];
+    let doing = || "cannot wait for an interpreter".to_owned();
+    if rustix::io::retry_on_intr(|| poll(&mut fds, Some(&timeout))).context(doing)? == 0 {
+        let why = format!("it took more than {} s", READY_WITHIN.as_secs());
+        return Err(Error::failed("the interpreter did not start in time").caused_by(why));
+    }
+    rustix::io::retry_on_intr(|| rustix::io::read(from, &mut *into)).context(doing)
+}

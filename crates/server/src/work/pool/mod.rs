@@ -1,0 +1,450 @@
+//! Boxes ahead of requests. Each waits on a *shelf* with others of its [`Shape`], and is used once.
+//!
+//! ```text
+//!            ┌ miss: the request makes its own box, and the shelf is filled
+//! request ───┤
+//!            └ hit: `claimed` on record ─▶ go or order ─▶ as any other run
+//!
+//! shelf: making ─▶ waiting ─▶ claimed
+//!           │         ├──▶ dead, idle, under pressure, server stops: ended
+//!           └ failed: tried again after a pause
+//! ```
+//!
+//! A box that is ending or stuck counts until it is gone. Waiting boxes end with the server.
+
+mod member;
+mod order;
+mod shape;
+
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use tare_engine::spec::Spec;
+use tare_engine::{Error, Level, reason};
+use tokio::sync::Notify;
+
+use crate::admission::Admitted;
+use crate::config::pool::PoolsConfig;
+use crate::error::ServiceError;
+use crate::fd;
+use crate::telemetry::{LogEvent, OfBox};
+use crate::work::Service;
+pub use crate::work::pool::member::Claimed;
+use crate::work::pool::member::{DeathWatch, Member, Waiting};
+pub use crate::work::pool::order::{Order, are_inline};
+use crate::work::pool::shape::PoolName;
+pub use crate::work::pool::shape::Shape;
+use crate::work::run_request::{RunRequest, Warm};
+use crate::workers::{Workers, locked};
+
+/// Kinds of boxes in all pools. A request of another kind gets a box of its own, until one of these
+/// has been idle for long enough.
+const SHELVES_MAX: usize = 8;
+/// How often the server looks at boxes that wait.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The pause after a box could not be made. It doubles with each failure.
+const RETRY_FIRST: Duration = Duration::from_secs(1);
+const RETRY_MAX: Duration = Duration::from_secs(60);
+/// How long a server that stops waits for boxes that are being made ahead.
+const CLOSED_WITHIN: Duration = Duration::from_secs(5);
+/// How long no box is made ahead after the last one was given back under pressure.
+const RELIEF: Duration = Duration::from_secs(5);
+
+/// All pools of a server.
+#[derive(Debug, Default)]
+pub struct Pools {
+    shelves: Mutex<Shelves>,
+    /// Notified when something changed that may need care.
+    changed: Notify,
+    /// Threads that make boxes. They live as long as the server, because a waiting box ends with the
+    /// thread that made it. Few, so that boxes for requests come first.
+    makers: OnceLock<Workers>,
+}
+
+#[derive(Debug, Default)]
+struct Shelves {
+    all: Vec<Shelf>,
+    next: u64,
+    /// No box is made ahead before this time.
+    relief_until: Option<Instant>,
+    is_closed: bool,
+}
+
+/// The waiting boxes of one shape.
+#[derive(Debug)]
+struct Shelf {
+    number: u64,
+    shape: Shape,
+    waiting: VecDeque<Member>,
+    making: usize,
+    used: Instant,
+    failures: u32,
+    retry_at: Option<Instant>,
+}
+
+impl Shelf {
+    fn is_idle(&self, pools: &PoolsConfig) -> bool {
+        let config = self.shape.pool.config(pools);
+        config.warm == 0 || self.used.elapsed() >= config.idle.0
+    }
+}
+
+impl Shelves {
+    fn find(&mut self, shape: &Shape) -> Option<&mut Shelf> {
+        self.all.iter_mut().find(|shelf| shelf.shape == *shape)
+    }
+
+    fn by_number(&mut self, number: u64) -> Option<&mut Shelf> {
+        self.all.iter_mut().find(|shelf| shelf.number == number)
+    }
+
+    /// Adds a shelf for boxes of this shape, if there is room for one.
+    fn add(&mut self, shape: Shape) {
+        if self.all.len() < SHELVES_MAX && !self.is_closed {
+            let (number, used) = (self.next, Instant::now());
+            self.next += 1;
+            let waiting = VecDeque::new();
+            let (making, failures, retry_at) = (0, 0, None);
+            self.all.push(Shelf { number, shape, waiting, making, used, failures, retry_at });
+        }
+    }
+
+    /// Adds a shelf, and counts the first box that is made for it from now on. `None` if the shelf
+    /// exists.
+    fn begin(&mut self, shape: &Shape) -> Option<u64> {
+        if self.find(shape).is_some() {
+            return None;
+        }
+        self.add(shape.clone());
+        let shelf = self.find(shape)?;
+        shelf.making += 1;
+        Some(shelf.number)
+    }
+
+    /// Takes all boxes that wait.
+    fn empty(&mut self) -> Vec<Member> {
+        self.all.iter_mut().flat_map(|shelf| shelf.waiting.drain(..)).collect()
+    }
+
+    /// Takes boxes that have died, and those that no request wanted for long.
+    fn take_useless(&mut self, pools: &PoolsConfig) -> (Vec<Member>, Vec<Member>) {
+        let (mut dead, mut idle) = (Vec::new(), Vec::new());
+        for shelf in &mut self.all {
+            for mut member in std::mem::take(&mut shelf.waiting) {
+                if !member.waiting.is_alive() {
+                    dead.push(member);
+                } else if shelf.is_idle(pools) {
+                    idle.push(member);
+                } else {
+                    shelf.waiting.push_back(member);
+                }
+            }
+        }
+        self.all.retain(|shelf| shelf.making > 0 || !shelf.is_idle(pools));
+        (dead, idle)
+    }
+
+    /// Chooses shelves that lack a box, and counts the boxes that are made for them from now on.
+    fn choose(&mut self, pools: &PoolsConfig, most: usize) -> Vec<(u64, Shape)> {
+        let now = Instant::now();
+        if self.is_closed || self.relief_until.is_some_and(|until| now < until) {
+            return Vec::new();
+        }
+        let mut chosen = Vec::new();
+        loop {
+            let making: usize = self.all.iter().map(|shelf| shelf.making).sum();
+            let of_pool = PoolName::ALL.map(|pool| {
+                let shelves = self.all.iter().filter(|shelf| shelf.shape.pool == pool);
+                (pool, shelves.map(|shelf| shelf.waiting.len() + shelf.making).sum::<usize>())
+            });
+            let lacks = |shelf: &&mut Shelf| {
+                let config = shelf.shape.pool.config(pools);
+                let total = of_pool.iter().find(|(pool, _)| *pool == shelf.shape.pool);
+                shelf.waiting.len() + shelf.making < config.warm
+                    && total.is_some_and(|(_, count)| *count < config.max)
+                    && shelf.retry_at.is_none_or(|at| at <= now)
+            };
+            match self.all.iter_mut().filter(lacks).min_by_key(|shelf| shelf.making) {
+                Some(shelf) if making < most => {
+                    shelf.making += 1;
+                    chosen.push((shelf.number, shelf.shape.clone()));
+                }
+                Some(_) | None => return chosen,
+            }
+        }
+    }
+}
+
+impl Service {
+    /// Returns the kind of box in a pool that a request can use, if there is one.
+    pub fn shape_for<T>(&self, request: &RunRequest<T>) -> Option<Shape> {
+        Shape::of(request, &self.config().pool)
+    }
+
+    /// Claims a box that waits, and starts its command if it has one. `None` if none waits: the next
+    /// request may find one.
+    pub async fn claim(&self, shape: Shape, spec: &Spec) -> Option<(Claimed, Warm)> {
+        let pool = shape.pool;
+        let member = {
+            let mut shelves = locked(&self.pools.shelves);
+            match shelves.find(&shape) {
+                Some(shelf) => {
+                    shelf.used = Instant::now();
+                    shelf.waiting.pop_front()
+                }
+                None => {
+                    shelves.add(shape);
+                    None
+                }
+            }
+        };
+        self.pools.changed.notify_one();
+        self.count_pools();
+        let Some(mut member) = member else {
+            self.metrics.pools.miss(pool.as_str());
+            return None;
+        };
+        let spec = spec.clone();
+        let claim = move || {
+            if !member.waiting.is_alive() {
+                return Err(member);
+            }
+            let Member { waiting, admitted, .. } = member;
+            // A claim that fails has ended the box.
+            let claimed = waiting.claim(&spec);
+            drop(admitted);
+            Ok(claimed)
+        };
+        match self.creators.call(claim).await {
+            Ok(Ok(claimed)) => {
+                self.metrics.pools.claim(pool.as_str(), pool.gives().as_str());
+                Some((claimed, pool.gives()))
+            }
+            Ok(Err(_)) => None,
+            Err(dead) => {
+                let service = self.clone();
+                tokio::spawn(async move { service.end_members(vec![dead], Why::Died).await });
+                None
+            }
+        }
+    }
+
+    /// Ends all boxes that wait, because a request needs their room. Returns whether there were any.
+    pub async fn give_back(&self) -> bool {
+        let members = {
+            let mut shelves = locked(&self.pools.shelves);
+            shelves.relief_until = Some(Instant::now() + RELIEF);
+            shelves.empty()
+        };
+        let were_any = !members.is_empty();
+        self.end_members(members, Why::Unwanted).await;
+        were_any
+    }
+
+    /// Fills pools that are configured to be full before the server listens.
+    pub async fn start_pools<T>(&self, usual: &[RunRequest<T>]) -> Result<(), Error> {
+        let config = self.config();
+        for request in usual {
+            let Some(shape) = Shape::of(request, &config.pool) else { continue };
+            let is_required = shape.pool.is_required(&config.pool);
+            if shape.interpreter.is_some() && !is_required {
+                continue;
+            }
+            let Some(number) = locked(&self.pools.shelves).begin(&shape) else { continue };
+            match self.make_member(number, shape).await {
+                Err(error) if is_required => return Err(error),
+                Ok(()) | Err(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps the pools filled until the server stops, and then empties them.
+    pub async fn keep_pools(self) {
+        loop {
+            let is_empty = locked(&self.pools.shelves).all.is_empty();
+            let look = async {
+                if is_empty {
+                    std::future::pending().await
+                } else {
+                    tokio::time::sleep(LOOK_EVERY).await;
+                }
+            };
+            tokio::select! {
+                () = self.pools.changed.notified() => {}
+                () = look => {}
+                () = self.shutdown.draining() => return,
+            }
+            self.tend_pools().await;
+        }
+    }
+
+    /// Ends all boxes that wait, and those that are being made. No more are made.
+    pub async fn close_pools(&self) {
+        let until = tokio::time::Instant::now() + CLOSED_WITHIN;
+        loop {
+            let (members, making) = {
+                let mut shelves = locked(&self.pools.shelves);
+                shelves.is_closed = true;
+                let making: usize = shelves.all.iter().map(|shelf| shelf.making).sum();
+                (shelves.empty(), making)
+            };
+            self.end_members(members, Why::Unwanted).await;
+            let changed = tokio::time::timeout_at(until, self.pools.changed.notified());
+            if making == 0 || changed.await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn tend_pools(&self) {
+        let config = self.config();
+        let (dead, idle) = locked(&self.pools.shelves).take_useless(&config.pool);
+        self.end_members(dead, Why::Died).await;
+        self.end_members(idle, Why::Unwanted).await;
+        if self.is_under_pressure() {
+            self.give_back().await;
+            return;
+        }
+        let most = std::thread::available_parallelism().map_or(1, usize::from).div_ceil(2);
+        for (number, shape) in locked(&self.pools.shelves).choose(&config.pool, most) {
+            let service = self.clone();
+            tokio::spawn(async move { service.make_member(number, shape).await });
+        }
+        self.count_pools();
+    }
+
+    /// The gauge of boxes does not count: it is exact, and a request that needs the room gets it.
+    fn is_under_pressure(&self) -> bool {
+        let measured = self.admission.pressure.measured();
+        measured.readings.iter().any(|(_, level)| *level >= Level::Alert)
+    }
+
+    /// Makes one box that was counted as being made.
+    async fn make_member(&self, number: u64, shape: Shape) -> Result<(), Error> {
+        let pool = shape.pool;
+        let made = match self.admission.admit_waiting().await {
+            Ok(admitted) => self.make_admitted(shape, admitted).await,
+            Err(error) => Err(Error::failed(error.message)),
+        };
+        let made = made.map(|member| self.shelve(number, member));
+        let outcome = match made {
+            Ok(None) => Ok(()),
+            Ok(Some(unwanted)) => {
+                self.end_members(vec![unwanted], Why::Unwanted).await;
+                self.is_not_made(number);
+                Ok(())
+            }
+            Err(error) => {
+                if self.count_failure(number) == 1 {
+                    let why = match std::error::Error::source(&error) {
+                        Some(why) => format!("{error}: {}", reason(why)),
+                        None => error.to_string(),
+                    };
+                    self.journal.record(&LogEvent::PoolFailed { pool: pool.as_str(), why: &why });
+                }
+                Err(error)
+            }
+        };
+        self.count_pools();
+        self.pools.changed.notify_one();
+        outcome
+    }
+
+    async fn make_admitted(&self, shape: Shape, mut admitted: Admitted) -> Result<Member, Error> {
+        let engine = Arc::clone(&self.engine);
+        let makers = self.pools.makers()?;
+        let waiting = makers.call(move || Waiting::make(&engine, &shape)).await?;
+        admitted.box_is_made(waiting.id());
+        let keeper = waiting.keeper()?;
+        let service = self.clone();
+        let watch = tokio::spawn(async move {
+            fd::readable(keeper.as_fd()).await.ok();
+            service.pools.changed.notify_one();
+        });
+        Ok(Member { waiting, admitted, _watch: DeathWatch(watch.abort_handle()) })
+    }
+
+    /// Puts a box on its shelf. Returns it if the shelf is gone.
+    fn shelve(&self, number: u64, member: Member) -> Option<Member> {
+        let mut shelves = locked(&self.pools.shelves);
+        let is_closed = shelves.is_closed;
+        let Some(shelf) = shelves.by_number(number) else { return Some(member) };
+        (shelf.failures, shelf.retry_at) = (0, None);
+        if is_closed {
+            return Some(member);
+        }
+        shelf.making -= 1;
+        shelf.waiting.push_back(member);
+        None
+    }
+
+    fn is_not_made(&self, number: u64) {
+        if let Some(shelf) = locked(&self.pools.shelves).by_number(number) {
+            shelf.making -= 1;
+        }
+    }
+
+    /// Returns how often a box of this shelf could not be made, one after the other.
+    fn count_failure(&self, number: u64) -> u32 {
+        let mut shelves = locked(&self.pools.shelves);
+        let Some(shelf) = shelves.by_number(number) else { return 0 };
+        shelf.making -= 1;
+        let pause = RETRY_FIRST.saturating_mul(1 << shelf.failures.min(10)).min(RETRY_MAX);
+        shelf.retry_at = Some(Instant::now() + pause);
+        shelf.failures = shelf.failures.saturating_add(1);
+        shelf.failures
+    }
+
+    /// Ends boxes of a pool. They count as boxes until they are gone.
+    async fn end_members(&self, members: Vec<Member>, why: Why) {
+        for member in members {
+            let Member { waiting, admitted, .. } = member;
+            let (session, ended) = self.end_session(waiting.into_session()).await;
+            let id = session.id();
+            if why == Why::Died {
+                self.journal.record(&LogEvent::PoolMemberLost { box_id: id.as_str() });
+            }
+            if let Err(error) = ended {
+                let error = ServiceError::from(error);
+                if let Ok(keeper) = session.keeper() {
+                    self.watch.add(id.clone(), keeper, Some(admitted));
+                }
+                let of_box = OfBox { box_id: id.as_str(), key: None, request_id: None };
+                self.note_stuck(id, of_box, &error);
+            }
+        }
+    }
+
+    fn count_pools(&self) {
+        let shelves = locked(&self.pools.shelves);
+        for pool in PoolName::ALL {
+            let of_pool = shelves.all.iter().filter(|shelf| shelf.shape.pool == pool);
+            let (waiting, making) = of_pool.fold((0, 0), |(waiting, making), shelf| {
+                (waiting + shelf.waiting.len(), making + shelf.making)
+            });
+            self.metrics.pools.members(pool.as_str(), waiting, making);
+        }
+    }
+}
+
+/// Why a box of a pool is ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Why {
+    Died,
+    Unwanted,
+}
+
+impl Pools {
+    fn makers(&self) -> Result<Workers, Error> {
+        if let Some(makers) = self.makers.get() {
+            return Ok(makers.clone());
+        }
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).div_ceil(2);
+        let makers = Workers::start("pool", threads)
+            .map_err(|why| Error::failed("cannot start the threads of the pools").caused_by(why))?;
+        Ok(self.makers.get_or_init(|| makers).clone())
+    }
+}

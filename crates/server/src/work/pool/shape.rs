@@ -1,0 +1,205 @@
+//! The kind of box that a request can use: everything about a box that is decided before its request
+//! is known.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use tare_engine::Stdin;
+use tare_engine::spec::command::Variable;
+use tare_engine::spec::{Spec, Tenant, Terminal};
+
+use crate::config::pool::{PoolConfig, PoolStart, PoolsConfig};
+use crate::work::languages::Code;
+use crate::work::programs::PACKAGES;
+use crate::work::run_request::{RunRequest, Warm, WarmWish};
+
+/// A pool of the configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PoolName {
+    Box,
+    Python,
+    Node,
+}
+
+impl PoolName {
+    pub const ALL: [Self; 3] = [Self::Box, Self::Python, Self::Node];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Box => "box",
+            Self::Python => "python",
+            Self::Node => "node",
+        }
+    }
+
+    pub fn config(self, pools: &PoolsConfig) -> PoolConfig {
+        match self {
+            Self::Box => pools.boxes.clone(),
+            Self::Python => pools.python.common(),
+            Self::Node => pools.node.common(),
+        }
+    }
+
+    /// Whether the first boxes are made before the server listens, and the server needs them.
+    pub fn is_required(self, pools: &PoolsConfig) -> bool {
+        match self {
+            Self::Box => false,
+            Self::Python => pools.python.start == PoolStart::AtStart,
+            Self::Node => pools.node.start == PoolStart::AtStart,
+        }
+    }
+
+    /// What a request gets from this pool.
+    pub fn gives(self) -> Warm {
+        match self {
+            Self::Box => Warm::Box,
+            Self::Python | Self::Node => Warm::Fresh,
+        }
+    }
+}
+
+/// What all boxes of one kind in a pool have in common.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shape {
+    pub pool: PoolName,
+    /// Without what only the request decides.
+    pub spec: Spec,
+    /// Of the box's own command.
+    pub stdin: Stdin,
+    pub interpreter: Option<Interpreter>,
+}
+
+/// An interpreter that waits in a box.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Interpreter {
+    pub command: Vec<OsString>,
+    pub env: Vec<Variable>,
+}
+
+/// The programs that interpreters run while they wait.
+const PYTHON: &str = include_str!("python.py");
+const NODE: &str = include_str!("node.js");
+/// Node loads a file before the program, and no text. The file empties itself. Programs do not expect
+/// their own files in this directory.
+const START_NODE: &str =
+    "printf %s \"$1\" > /dev/shm/.tare.js && shift && exec \"$0\" -r /dev/shm/.tare.js \"$@\"";
+
+impl Shape {
+    /// Returns the box that a request can use. `None` if it needs one of its own.
+    pub fn of<T>(request: &RunRequest<T>, pools: &PoolsConfig) -> Option<Self> {
+        let is_off = PoolName::ALL.iter().all(|pool| pool.config(pools).warm == 0);
+        let is_unwanted = request.wish == WarmWish::Off;
+        if is_off || is_unwanted || request.spec.terminal != Terminal::Pipes {
+            return None;
+        }
+        // A box that waits would hold a directory that its key may lose.
+        if request.spec.volumes.iter().any(|volume| volume.target != Path::new(PACKAGES)) {
+            return None;
+        }
+        let spec = Spec {
+            command: Vec::new(),
+            tenant: Tenant::default(),
+            labels: Default::default(),
+            timeout: None,
+            ..request.spec.clone()
+        };
+        if let Some(code) = &request.code
+            && let Some((pool, interpreter)) = Interpreter::of(code, pools)
+            && !code.own_env(&request.exec.env).any(|(key, _)| decides_the_start(key))
+        {
+            let interpreter = Some(interpreter);
+            return Some(Self { pool, spec, stdin: Stdin::Empty, interpreter });
+        }
+        let stdin = if request.is_box_command() { request.stdin() } else { Stdin::Empty };
+        let is_wanted = pools.boxes.warm > 0 && request.wish == WarmWish::Any;
+        is_wanted.then_some(Self { pool: PoolName::Box, spec, stdin, interpreter: None })
+    }
+}
+
+impl Interpreter {
+    /// Returns the interpreter for code, and its pool, if there is one.
+    fn of(code: &Code, pools: &PoolsConfig) -> Option<(PoolName, Self)> {
+        let program = code.program.as_str();
+        let path = code.arguments.first()?;
+        let (pool, words, preload) = match code.language.as_str() {
+            "python" => (PoolName::Python, vec![program, "-c", PYTHON], &pools.python.preload),
+            "node" => {
+                let words = vec!["/bin/sh", "-c", START_NODE, program, NODE, path];
+                (PoolName::Node, words, &pools.node.preload)
+            }
+            _ => return None,
+        };
+        let words = words.into_iter().chain(preload.iter().map(String::as_str));
+        let command = words.map(OsString::from).collect();
+        let is_wanted = pool.config(pools).warm > 0;
+        is_wanted.then(|| (pool, Self { command, env: code.env.clone() }))
+    }
+}
+
+/// Returns whether an interpreter or its C library reads this variable only when it starts.
+fn decides_the_start(key: &OsStr) -> bool {
+    const BEGINNINGS: [&[u8]; 8] =
+        [b"PYTHON", b"NODE_", b"UV_", b"LD_", b"LC_", b"MALLOC_", b"GLIBC_", b"OPENSSL_"];
+    let key = key.as_bytes();
+    matches!(key, b"LANG" | b"LANGUAGE" | b"TZ" | b"PATH")
+        || BEGINNINGS.iter().any(|beginning| key.starts_with(beginning))
+}
+
+#[cfg(test)]
+mod tests {
+    use tare_engine::ExecSpec;
+    use tare_engine::spec::Name;
+
+    use super::*;
+    use crate::config::pool::InterpreterConfig;
+
+    fn pools(boxes: usize, python: usize) -> PoolsConfig {
+        PoolsConfig {
+            boxes: PoolConfig { warm: boxes, ..PoolConfig::default() },
+            python: InterpreterConfig { warm: python, ..InterpreterConfig::default() },
+            ..PoolsConfig::default()
+        }
+    }
+
+    fn code(env: &[(&str, &str)]) -> RunRequest<()> {
+        let env: Vec<Variable> =
+            env.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
+        let code = Code {
+            language: "python".into(),
+            program: "python3".into(),
+            arguments: vec!["/work/main.py".into()],
+            env: Vec::new(),
+        };
+        let exec = ExecSpec { env, ..ExecSpec::of(["python3", "/work/main.py"]) };
+        let mut request = RunRequest::new(Spec::of(Vec::new()), exec, 0);
+        request.code = Some(code);
+        request
+    }
+
+    #[test]
+    fn requests_that_differ_only_in_what_a_go_decides_have_one_shape() {
+        let mut other = code(&[("A", "1")]);
+        other.spec.tenant = Name::parse("ci").expect("a name").into();
+        other.spec.labels.insert("a".into(), "b".into());
+        let pools = pools(1, 1);
+        assert_eq!(Shape::of(&code(&[]), &pools), Shape::of(&other, &pools));
+        other.spec.limits.nofile = 17;
+        assert_ne!(Shape::of(&code(&[]), &pools), Shape::of(&other, &pools));
+    }
+
+    #[test]
+    fn a_variable_that_python_reads_at_its_start_needs_a_python_of_its_own() {
+        let pool = |env: &[(&str, &str)], pools: &PoolsConfig| {
+            Shape::of(&code(env), pools).map(|shape| shape.pool)
+        };
+        assert_eq!(pool(&[("A", "1")], &pools(1, 1)), Some(PoolName::Python));
+        for key in ["PYTHONHASHSEED", "LD_PRELOAD", "TZ", "LANG", "LC_ALL"] {
+            assert_eq!(pool(&[(key, "1")], &pools(1, 1)), Some(PoolName::Box), "{key}");
+            assert_eq!(pool(&[(key, "1")], &pools(0, 1)), None, "{key}");
+        }
+        assert_eq!(pool(&[], &pools(0, 0)), None);
+        let off = RunRequest { wish: WarmWish::Off, ..code(&[]) };
+        assert_eq!(Shape::of(&off, &pools(1, 1)), None);
+    }
+}
