@@ -19,6 +19,7 @@ mod workspace;
 
 use clap::{Parser, Subcommand};
 use failure::Failure;
+use std::io::Write as _;
 use std::process::ExitCode;
 
 /// Measures and checks tare itself.
@@ -66,10 +67,20 @@ fn perform(job: Task) -> Result<(), Failure> {
         Task::Bench(bench) => bench::perform(bench),
         Task::Licences => licences::check(),
         Task::Man(options) => man::write(&options),
-        Task::Notices => notices::print(),
-        Task::Sbom => sbom::print(),
+        Task::Notices => print(&notices::text()?),
+        Task::Sbom => print(&sbom::text()?),
         Task::Soak(options) => soak::perform(&options),
         Task::SoakInside(inside) => soak::serve_inside(&inside),
         Task::Tidy => tidy::check(),
+    }
+}
+
+/// Prints a document. A reader that has closed the pipe is not an error.
+fn print(text: &str) -> Result<(), Failure> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Failure::new(format!("cannot print: {error}")))
+        }
+        Ok(()) | Err(_) => Ok(()),
     }
 }

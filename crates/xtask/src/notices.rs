@@ -11,18 +11,17 @@ use std::path::Path;
 /// licence.
 const TOOLCHAIN: &str = "\
 The binary also contains Rust's standard library (MIT OR Apache-2.0, copyright the Rust Project
-contributors, https://www.rust-lang.org) and musl (MIT, copyright 2005-2025 Rich Felker and others,
+contributors, https://www.rust-lang.org) and musl (MIT, copyright 2005-2020 Rich Felker and others,
 https://musl.libc.org).";
 
 /// Names of files that contain a licence or a notice.
 const NAMES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENSE"];
 
-pub fn print() -> Result<(), Failure> {
+pub fn text() -> Result<String, Failure> {
     let workspace = Workspace::with_dependencies()?;
     let (_, dependencies) = workspace.product()?;
     let foreign = dependencies.into_iter().filter(|it| !workspace.is_ours(it));
-    print!("{}", notices(&foreign.collect::<Vec<_>>())?);
-    Ok(())
+    notices(&foreign.collect::<Vec<_>>())
 }
 
 fn notices(packages: &[&Package]) -> Result<String, Failure> {

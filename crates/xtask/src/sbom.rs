@@ -7,22 +7,20 @@ use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::fs;
 
-pub fn print() -> Result<(), Failure> {
+pub fn text() -> Result<String, Failure> {
     let bill = bill(&Workspace::with_dependencies()?)?;
     let text = serde_json::to_string_pretty(&bill).context(|| "cannot write the bill".into())?;
-    println!("{text}");
-    Ok(())
+    Ok(text + "\n")
 }
 
-/// The bill has no date and no random number: the same sources give the same bill.
+/// The bill has no date, no random number and no path: the same sources give the same bill.
 fn bill(workspace: &Workspace) -> Result<Value, Failure> {
     let checksums = checksums(workspace)?;
     let (product, dependencies) = workspace.product()?;
     let components = dependencies.iter().map(|it| component(workspace, it, &checksums));
     let edges = std::iter::once(&product).chain(&dependencies).map(|package| {
-        let uses: Vec<&str> =
-            workspace.uses(package).into_iter().map(|it| it.id.as_str()).collect();
-        json!({ "ref": package.id, "dependsOn": uses })
+        let uses: Vec<String> = workspace.uses(package).into_iter().map(reference).collect();
+        json!({ "ref": reference(package), "dependsOn": uses })
     });
     Ok(json!({
         "bomFormat": "CycloneDX",
@@ -30,7 +28,7 @@ fn bill(workspace: &Workspace) -> Result<Value, Failure> {
         "version": 1,
         "metadata": { "component": {
             "type": "application",
-            "bom-ref": product.id,
+            "bom-ref": reference(product),
             "name": product.name,
             "version": product.version,
             "licenses": licences(product),
@@ -40,6 +38,11 @@ fn bill(workspace: &Workspace) -> Result<Value, Failure> {
     }))
 }
 
+/// The name of a package in the bill.
+fn reference(package: &Package) -> String {
+    format!("{}@{}", package.name, package.version)
+}
+
 fn component(
     workspace: &Workspace,
     package: &Package,
@@ -47,13 +50,13 @@ fn component(
 ) -> Value {
     let mut component = json!({
         "type": "library",
-        "bom-ref": package.id,
+        "bom-ref": reference(package),
         "name": package.name,
         "version": package.version,
         "licenses": licences(package),
     });
     if !workspace.is_ours(package) {
-        component["purl"] = format!("pkg:cargo/{}@{}", package.name, package.version).into();
+        component["purl"] = format!("pkg:cargo/{}", reference(package)).into();
     }
     if let Some(sum) = checksums.get(&(package.name.clone(), package.version.clone())) {
         component["hashes"] = json!([{ "alg": "SHA-256", "content": sum }]);
@@ -113,6 +116,11 @@ mod tests {
             }
         }
         let has = |name: &str| components.iter().any(|it| it["name"] == name);
+        assert!(
+            !bill
+                .to_string()
+                .contains(env!("CARGO_MANIFEST_DIR").trim_end_matches("/crates/xtask"))
+        );
         assert!(has("tokio") && has("tare-engine") && has("rustix"));
         assert!(!has("xtask") && !has("tare-harness"), "the product does not contain its tests");
     }
