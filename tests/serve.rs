@@ -21,6 +21,7 @@ mod quotas;
 mod readers;
 mod run;
 mod schema;
+mod states;
 mod stopping;
 mod tenants;
 mod terminal;

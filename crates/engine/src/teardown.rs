@@ -140,7 +140,7 @@ fn found_keeper(at: BoxAt<'_>, record: &Record) -> Result<Option<Process>, Error
             let keeper = identity::find_unrecorded(at, inside);
             Ok(keeper.or_else(|| identity::find_anywhere(at)))
         }
-        KeeperState::Unknown { why } => Err(Error::failed(format!("cannot end box {}", at.id))
+        KeeperState::Unknown { why } => Err(Error::conflict(format!("cannot end box {}", at.id))
             .caused_by(format!("tare cannot see whether it lives ({why})"))
             .with_hint("end it from the PID namespace that it was started in")),
     }

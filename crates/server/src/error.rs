@@ -192,16 +192,22 @@ impl From<EngineError> for ServiceError {
 
 impl ServiceError {
     fn failed(error: &EngineError) -> Self {
+        // A text can name paths of the host.
+        let is_text = |hint: &&Hint| matches!(hint, Hint::Text(_) | Hint::Also(_));
         let mut detail = in_full(error);
         if let Some(Hint::Text(hint)) = error.hint() {
             detail = format!("{detail} ({hint})");
         }
-        match used_up(error) {
+        let failed = match used_up(error) {
             Some(what) => Self {
                 detail: Some(detail),
                 ..Self::unavailable("exhausted", format!("the host has no {what} left"))
             },
             None => Self::internal(detail),
+        };
+        match error.hint().filter(|hint| !is_text(hint)) {
+            Some(hint) => failed.with_hint(hint.clone()),
+            None => failed,
         }
     }
 }
@@ -258,6 +264,16 @@ mod tests {
         assert_eq!(error.kind, Kind::Internal);
         assert!(!error.message.contains("secret"));
         assert!(error.detail.is_some_and(|detail| detail.contains("secret")));
+    }
+
+    #[test]
+    fn advice_that_names_no_path_reaches_the_client_of_a_failure() {
+        let hint = Hint::TooSmall(&[tare_engine::LimitName::Pids]);
+        let failure = || EngineError::new(ErrorKind::Failed, "cannot open /secret/path");
+        assert_eq!(ServiceError::from(failure().with_hint(hint.clone())).hint, Some(hint));
+        let error = ServiceError::from(failure().with_hint("look into /secret"));
+        assert!(!format!("{:?}", error.hint).contains("secret"));
+        assert!(error.detail.is_some_and(|detail| detail.contains("look into /secret")));
     }
 
     #[test]

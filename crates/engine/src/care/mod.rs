@@ -187,7 +187,7 @@ fn end_as_requested(
 ) -> Result<Decision, Error> {
     if let (Leave::Record, Some(damage @ Damage::Unreadable(_))) = (leave, &locked.damage) {
         // The record may say that the box is to be kept.
-        return Err(Error::failed(format!("cannot end box {}", at.id))
+        return Err(Error::conflict(format!("cannot end box {}", at.id))
             .caused_by(damage.to_string())
             .with_hint(Hint::Force));
     }

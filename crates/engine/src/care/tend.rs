@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use tare_kernel::clock::boot_ns;
 
 use crate::care::{Effort, Goal, may_try, settle};
-use crate::error::{Context, Error, Hint};
+use crate::error::{Context, Error};
 use crate::holdings::name::{self, Listing, NameLink, Names};
 use crate::host::layout::{Access, BoxAt, StateRoot};
 use crate::host::{random_below, state_root};
-use crate::observe::state::Duty;
-use crate::observe::view::{State, has_ended, is_waiting, no_box};
+use crate::observe::state::{Duty, Request};
+use crate::observe::view::no_box;
 use crate::observe::{GOES_WITHIN, Observation, observe, observe_settled};
 use crate::record::Record;
 use crate::spec::{BoxId, Name, Tenant};
@@ -158,14 +158,6 @@ pub fn observe_tended(at: BoxAt<'_>) -> Result<Observation, Error> {
 /// Returns the record of a box whose keeper can answer.
 pub fn awake(at: BoxAt<'_>) -> Result<Record, Error> {
     let observation = observe_tended(at)?;
-    let problem =
-        |what: &str, hint: Hint| Error::conflict(format!("box {} {what}", at.id)).with_hint(hint);
-    match observation.state() {
-        State::Running | State::Stopping => Ok(observation.record),
-        State::Warm => Err(is_waiting(at.id)),
-        State::Paused => Err(problem("is paused", Hint::Resume)),
-        State::Starting => Err(problem("is still starting", "try again in a moment".into())),
-        State::Stuck => Err(problem("is stuck", Hint::InspectOrForce)),
-        State::Exited => Err(has_ended(at.id)),
-    }
+    observation.check(at.id, Request::Use)?;
+    Ok(observation.record)
 }

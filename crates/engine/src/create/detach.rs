@@ -16,7 +16,7 @@ use tare_kernel::clock::timespec;
 use tare_kernel::process::Process;
 
 use crate::create::{self, Mode, NewBox};
-use crate::error::{Context, Error, Hint, LimitName};
+use crate::error::{Context, Error, ErrorKind, Hint, LimitName};
 use crate::history;
 use crate::host::layout::{BoxAt, StateRoot};
 use crate::record::LockedRecord;
@@ -182,9 +182,9 @@ fn await_report(
         }
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(Error::failed("the box did not start in time")
+            return Err(Error::new(ErrorKind::NoAnswer, "the box did not start in time")
                 .caused_by(format!("it took more than {} s", START_WITHIN.as_secs()))
-                .with_hint("does the file system of a volume or of --rootfs answer?"));
+                .with_hint("does the file system of its root and of each volume answer?"));
         }
         let mut fds = vec![PollFd::new(session.channel(), PollFlags::IN)];
         fds.extend(given_up.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
@@ -192,7 +192,7 @@ fn await_report(
         poll(&mut fds, Some(&timespec(left))).ok();
         let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
         if !is_ready(&fds[0]) && fds[1..].iter().any(is_ready) {
-            return Err(Error::failed("the start of the box was given up"));
+            return Err(Error::failed("interrupted before the command ran; the box was removed"));
         }
     }
 }
@@ -206,7 +206,7 @@ fn failed(event: Event) -> Error {
 }
 
 fn gone() -> Error {
-    Error::failed("the box ended before it could be detached")
+    Error::conflict("the box ended before it could be detached")
         .caused_by("its keeper was killed")
         .with_hint(Hint::TooSmall(&[LimitName::Memory]))
 }

@@ -1,5 +1,5 @@
-//! Which state a box is in, and what tare must do about it. Both are pure tables over an
-//! [`Observation`].
+//! Which state a box is in, which requests it accepts in that state, and what tare must do about it.
+//! All three are pure tables.
 //!
 //! ```text
 //!            ┌───────────── attached: ends with its creator ─────────────┐
@@ -13,11 +13,13 @@
 
 use std::time::Duration;
 
+use crate::error::{Error, Hint};
 use crate::observe::identity::KeeperState;
-use crate::observe::view::State;
+use crate::observe::view::{State, has_ended, is_waiting};
 use crate::observe::{Observation, Ownership};
 use crate::record::damage::Damage;
 use crate::record::lines::Reason;
+use crate::spec::BoxId;
 
 /// How long a keeper may take to end its box after the lease.
 const OVERDUE_AFTER: Duration = Duration::from_secs(2);
@@ -30,6 +32,76 @@ pub enum Duty {
     Finish(Reason),
     /// Remove the box with its record.
     Remove(Reason),
+}
+
+/// A request that changes a box, or needs its keeper. Every box can be looked at and waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Request {
+    /// Run a process in it, copy files, attach to it, or send it a signal.
+    Use,
+    Pause,
+    Resume,
+    Rename,
+    /// Give it other limits, or another lease.
+    Update,
+    Stop,
+    Kill,
+    /// Remove it without force. By force, every box is removed.
+    Remove,
+}
+
+/// Returns whether a box in this state accepts the request.
+pub fn allows(request: Request, state: State) -> bool {
+    match request {
+        Request::Use => matches!(state, State::Running | State::Stopping),
+        // A box that is stopping has a grace period to use.
+        Request::Pause => matches!(state, State::Running | State::Paused),
+        Request::Resume | Request::Update => {
+            matches!(state, State::Running | State::Paused | State::Stopping)
+        }
+        Request::Kill => state != State::Exited,
+        Request::Remove => state == State::Exited,
+        // A box in a pool belongs to its server.
+        Request::Rename => state != State::Warm,
+        Request::Stop => true,
+    }
+}
+
+/// Returns an error that says what to do if a box in this state does not accept the request.
+fn check(id: &BoxId, request: Request, state: State) -> Result<(), Error> {
+    if allows(request, state) {
+        return Ok(());
+    }
+    let hint = match state {
+        State::Exited => return Err(has_ended(id)),
+        State::Warm => return Err(is_waiting(id)),
+        State::Starting | State::Running | State::Paused | State::Stopping | State::Stuck
+            if request == Request::Remove =>
+        {
+            Hint::StopOrForce
+        }
+        State::Starting => "try again in a moment".into(),
+        State::Running | State::Paused => Hint::Resume,
+        State::Stopping => "wait for its end, or kill it".into(),
+        State::Stuck => Hint::InspectOrForce,
+    };
+    let message = format!("cannot {} box {id}", request.verb());
+    Err(Error::conflict(message).caused_by(format!("it is {state}")).with_hint(hint))
+}
+
+impl Request {
+    pub fn verb(self) -> &'static str {
+        match self {
+            Self::Use => "use",
+            Self::Pause => "pause",
+            Self::Resume => "resume",
+            Self::Rename => "rename",
+            Self::Update => "update",
+            Self::Stop => "stop",
+            Self::Kill => "kill",
+            Self::Remove => "remove",
+        }
+    }
 }
 
 impl Observation {
@@ -69,6 +141,11 @@ impl Observation {
             // No command has recorded its end yet.
             (Ownership::Detached, KeeperState::Dead | KeeperState::NotRecorded) => State::Exited,
         }
+    }
+
+    /// Returns an error if the box does not accept the request in its state.
+    pub fn check(&self, id: &BoxId, request: Request) -> Result<(), Error> {
+        check(id, request, self.state())
     }
 
     /// What tare must do about the box at this time of the boot clock.
@@ -203,6 +280,7 @@ impl Observation {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
     use crate::observe::identity::{Keeper, Proof};
     use crate::record::Record;
     use crate::record::lines::{EndedLine, EndingLine, KeeperLine, Lease, RecordLines, StuckLine};
@@ -377,6 +455,32 @@ mod tests {
             assert_eq!(case.duty(), expected, "{case:?}");
             let expected = if case.stuck { State::Stuck } else { State::Exited };
             assert_eq!(case.state(), expected, "{case:?}");
+        }
+    }
+
+    /// One row for each request: which of `State::ALL` accept it.
+    #[test]
+    fn each_request_is_accepted_in_its_states_and_refused_with_advice_in_all_others() {
+        use State::{Exited, Paused, Running, Starting, Stopping, Stuck, Warm};
+        let id = BoxId::random();
+        for (request, accepted) in [
+            (Request::Use, &[Running, Stopping][..]),
+            (Request::Pause, &[Running, Paused]),
+            (Request::Resume, &[Running, Paused, Stopping]),
+            (Request::Rename, &[Starting, Running, Paused, Stopping, Exited, Stuck]),
+            (Request::Update, &[Running, Paused, Stopping]),
+            (Request::Stop, &State::ALL),
+            (Request::Kill, &[Starting, Warm, Running, Paused, Stopping, Stuck]),
+            (Request::Remove, &[Exited]),
+        ] {
+            for state in State::ALL {
+                let answer = check(&id, request, state);
+                assert_eq!(answer.is_ok(), accepted.contains(&state), "{request:?} {state}");
+                let Err(error) = answer else { continue };
+                let kind = if state == Warm { ErrorKind::Warm } else { ErrorKind::Conflict };
+                assert_eq!(error.kind(), kind, "{request:?} {state}");
+                assert!(error.hint().is_some(), "{request:?} {state}");
+            }
         }
     }
 

@@ -18,7 +18,8 @@ use crate::host::layout::BoxAt;
 use crate::host::processes::all_pids;
 use crate::host::state_root;
 use crate::observe::Observation;
-use crate::observe::view::{State, has_ended, is_waiting, no_box};
+use crate::observe::state::Request;
+use crate::observe::view::no_box;
 use crate::record::lines::{Lease, Line, UpdatedLine};
 use crate::record::{LockedRecord, Record};
 use crate::session::link;
@@ -39,16 +40,8 @@ pub struct Changes {
 /// An attached box cannot be paused: unless it has a processor limit, its keeper is in the cgroup
 /// that would be frozen, and its timeout would not be enforced.
 pub fn pause(at: BoxAt<'_>) -> Result<(), Error> {
-    let record = lock_detached(at, "paused", "suspend the 'tare run' that it belongs to")?;
-    let observation = observe_tended(at)?;
-    match observation.state() {
-        State::Running | State::Paused => {}
-        // A box that is stopping has a grace to use.
-        state @ (State::Stopping | State::Starting | State::Warm | State::Stuck) => {
-            return Err(Error::failed(format!("box {} is {state}", at.id)));
-        }
-        State::Exited => return Err(has_ended(at.id)),
-    }
+    let hint = "suspend the 'tare run' that it belongs to";
+    let (record, observation) = lock_detached(at, Request::Pause, hint)?;
     // Never while a process is started: the keeper waits for that.
     link::call_done(&record, at.id, &Call::Freeze)?;
     cgroup::freeze(&cgroup::parents_of(at, &observation.record), at.tagged_id(), true)?;
@@ -64,15 +57,8 @@ pub fn pause(at: BoxAt<'_>) -> Result<(), Error> {
 
 /// Continues the processes of a paused box.
 pub fn resume(at: BoxAt<'_>) -> Result<(), Error> {
-    let _record = lock_detached(at, "resumed", "continue the 'tare run' that it belongs to")?;
-    let observation = observe_tended(at)?;
-    match observation.state() {
-        State::Running | State::Paused | State::Stopping => {}
-        state @ (State::Starting | State::Warm | State::Stuck) => {
-            return Err(Error::failed(format!("box {} is {state}", at.id)));
-        }
-        State::Exited => return Err(has_ended(at.id)),
-    }
+    let hint = "continue the 'tare run' that it belongs to";
+    let (_record, observation) = lock_detached(at, Request::Resume, hint)?;
     cgroup::freeze(&cgroup::parents_of(at, &observation.record), at.tagged_id(), false)?;
     if observation.paused {
         // The box continues, even if its keeper cannot record that.
@@ -105,7 +91,7 @@ fn at_large(at: BoxAt<'_>, observation: &Observation) -> Option<i32> {
 /// Gives a box another name. The record has the new name before the box takes it. A rename that is
 /// killed leaves the box with its old name, or with both until the next command.
 pub fn rename(at: BoxAt<'_>, wanted: &Name) -> Result<(), Error> {
-    let mut record = lock_detached(at, "changed", CHANGE_LATER)?;
+    let (mut record, _) = lock_detached(at, Request::Rename, CHANGE_LATER)?;
     let old = name::current(at, &record.lines).cloned();
     if old.as_ref() == Some(wanted) {
         return Ok(());
@@ -127,13 +113,7 @@ pub fn rename(at: BoxAt<'_>, wanted: &Name) -> Result<(), Error> {
 
 /// Gives a live box other limits, or another lease from now on.
 pub fn update(at: BoxAt<'_>, changes: &Changes) -> Result<(), Error> {
-    let mut record = lock_detached(at, "changed", CHANGE_LATER)?;
-    let observation = observe_tended(at)?;
-    match (observation.is_live(), observation.keeper()) {
-        (false, _) => return Err(has_ended(at.id)),
-        (true, None) => return Err(damaged(at.id)),
-        (true, Some(_)) => {}
-    }
+    let (mut record, _) = lock_detached(at, Request::Update, CHANGE_LATER)?;
     let mut limits = match &record.lines.created {
         Some(created) => created.spec.limits.clone(),
         None => return Err(damaged(at.id)),
@@ -169,15 +149,17 @@ pub fn update(at: BoxAt<'_>, changes: &Changes) -> Result<(), Error> {
 
 const CHANGE_LATER: Hint = Hint::CreateDetached("to change it later");
 
-/// Locks the record of a detached box: while this is held, no other process changes the box. An
-/// attached box is locked by its creator for as long as it lives.
-fn lock_detached(at: BoxAt<'_>, what: &str, hint: impl Into<Hint>) -> Result<LockedRecord, Error> {
+/// Locks the record of a detached box that accepts the request: while this is held, no other process
+/// changes the box. An attached box is locked by its creator for as long as it lives.
+fn lock_detached(
+    at: BoxAt<'_>,
+    request: Request,
+    hint: impl Into<Hint>,
+) -> Result<(LockedRecord, Observation), Error> {
     let observation = observe_tended(at)?;
-    if observation.state() == State::Warm {
-        return Err(is_waiting(at.id));
-    }
+    observation.check(at.id, request)?;
     if observation.is_attached() {
-        return Err(Error::bad_request(format!("box {} cannot be {what}", at.id))
+        return Err(Error::conflict(format!("cannot {} box {}", request.verb(), at.id))
             .caused_by("it is attached to the tare that started it")
             .with_hint(hint));
     }
@@ -187,11 +169,14 @@ fn lock_detached(at: BoxAt<'_>, what: &str, hint: impl Into<Hint>) -> Result<Loc
     let record = record.ok_or_else(|| no_box(at.id.as_str()))?;
     let locked = record.lock(boxes.as_fd(), at.id, LOCK_WITHIN)?;
     let locked = locked.ok_or_else(|| no_box(at.id.as_str()))?;
-    match &locked.damage {
+    if let Some(damage) = &locked.damage {
         // It is not known what the box is, so it cannot be changed.
-        Some(damage) => Err(damaged(at.id).caused_by(damage.to_string())),
-        None => Ok(locked),
+        return Err(damaged(at.id).caused_by(damage.to_string()));
     }
+    // The process that had the lock may have changed the box.
+    let observation = observe_tended(at)?;
+    observation.check(at.id, request)?;
+    Ok((locked, observation))
 }
 
 fn moved_away(id: &BoxId, pid: i32) -> Error {
@@ -201,5 +186,5 @@ fn moved_away(id: &BoxId, pid: i32) -> Error {
 }
 
 fn damaged(id: &BoxId) -> Error {
-    Error::failed(format!("the record of box {id} is damaged")).with_hint(Hint::Force)
+    Error::conflict(format!("the record of box {id} is damaged")).with_hint(Hint::Force)
 }

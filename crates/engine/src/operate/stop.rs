@@ -10,14 +10,15 @@ use tare_kernel::process::Process;
 
 use crate::care::tend::{awake, observe_tended};
 use crate::care::{Effort, Goal, settle};
-use crate::error::{Context, Error, ErrorKind, Hint};
+use crate::error::{Context, Error, ErrorKind};
 use crate::history;
 use crate::holdings::cgroup;
 use crate::host::layout::{BoxAt, StateRoot};
 use crate::host::state_root;
 use crate::observe::Observation;
 use crate::observe::identity;
-use crate::observe::view::{State, has_ended};
+use crate::observe::state::Request;
+use crate::observe::view::State;
 use crate::record::Record;
 use crate::record::damage::Damage;
 use crate::record::files::read_journal;
@@ -86,6 +87,7 @@ pub fn begin_stop(at: BoxAt<'_>, grace: Duration) -> Result<Stopping, Error> {
         Err(error) if error.kind() == ErrorKind::NoSuchBox => return Ok(stopping(None)),
         observation => observation?,
     };
+    observation.check(at.id, Request::Stop)?;
     match observation.state() {
         // There is no keeper to ask: teardown comes next.
         State::Exited | State::Starting | State::Warm | State::Stuck => {
@@ -135,11 +137,8 @@ fn thaw(at: BoxAt<'_>, observation: &Observation) -> Result<(), Error> {
 
 /// Kills the whole box.
 pub fn kill(at: BoxAt<'_>, within: Duration) -> Result<(), Error> {
-    if observe_tended(at)?.is_live() {
-        end(at, (Leave::Record, Reason::Requested), within)
-    } else {
-        Err(has_ended(at.id))
-    }
+    observe_tended(at)?.check(at.id, Request::Kill)?;
+    end(at, (Leave::Record, Reason::Requested), within)
 }
 
 /// Removes a box. A box that has not ended is removed only with `force`.
@@ -150,10 +149,7 @@ pub fn remove(at: BoxAt<'_>, force: bool, within: Duration) -> Result<(), Error>
             Err(error) if error.kind() == ErrorKind::NoSuchBox => return Ok(()),
             observation => observation?,
         };
-        if observation.is_live() {
-            let message = format!("box {} is {}", at.id, observation.state());
-            return Err(Error::conflict(message).with_hint(Hint::StopOrForce));
-        }
+        observation.check(at.id, Request::Remove)?;
     }
     end(at, (Leave::Nothing, Reason::Requested), within)
 }
@@ -236,7 +232,7 @@ fn said(root: &StateRoot, watch: &EndWatch) -> Option<End> {
 }
 
 fn removed(id: &BoxId) -> Error {
-    Error::failed(format!("box {id} was removed while it was waited for"))
+    Error::conflict(format!("box {id} was removed while it was waited for"))
         .caused_by("its exit code was not kept")
         .with_hint(
             "only the creator of an attached box gets its exit code; a detached box keeps it, \

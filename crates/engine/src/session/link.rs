@@ -17,6 +17,7 @@ use tare_kernel::fds::peer_pid;
 use tare_kernel::procfs::Procfs;
 
 use crate::error::{Error, ErrorKind, Hint};
+use crate::observe::view::has_ended;
 use crate::record::Record;
 use crate::spec::BoxId;
 
@@ -66,7 +67,7 @@ impl KeeperLink {
         loop {
             match self.channel.receive(REPORT_BYTES_MAX) {
                 Received::Message(report) => return Ok(report),
-                Received::Closed => return Err(ended_meanwhile(id)),
+                Received::Closed => return Err(has_ended(id)),
                 Received::Nothing => self.await_answer(id)?,
             }
         }
@@ -160,16 +161,10 @@ pub fn refused(id: &BoxId, refusal: Refusal) -> Error {
 fn unreachable_keeper(id: &BoxId, error: io::Error, socket: Option<BorrowedFd<'_>>) -> Error {
     let errno = error.raw_os_error().map(Errno::from_raw_os_error);
     match errno {
-        Some(Errno::CONNREFUSED | Errno::NOENT | Errno::PIPE | Errno::CONNRESET) => {
-            ended_meanwhile(id)
-        }
+        Some(Errno::CONNREFUSED | Errno::NOENT | Errno::PIPE | Errno::CONNRESET) => has_ended(id),
         Some(Errno::AGAIN) => silent(id, socket),
         Some(_) | None => Error::failed(format!("cannot reach box {id}")).caused_by(error),
     }
-}
-
-fn ended_meanwhile(id: &BoxId) -> Error {
-    Error::conflict(format!("box {id} has ended")).with_hint(Hint::SeeHowItEnded)
 }
 
 /// Returns the error for a keeper that has not answered in time. `socket` is connected to it.

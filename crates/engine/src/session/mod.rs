@@ -226,7 +226,7 @@ impl Session {
                         return Ok(());
                     }
                     let message = format!("box {} ended before the command was started", self.id);
-                    return Err(Error::failed(message).with_hint(Hint::ListBoxes));
+                    return Err(Error::conflict(message).with_hint(Hint::SeeHowItEnded));
                 }
                 None => {
                     let mut fds = [PollFd::from_borrowed_fd(self.events_fd(), PollFlags::IN)];
