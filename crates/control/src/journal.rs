@@ -254,8 +254,8 @@ pub struct Ended {
 }
 
 impl Journal {
-    /// Reads a journal. A line in a place where it cannot be is half of one event and half of
-    /// another, or was not written by a keeper: it is skipped.
+    /// Reads a journal. Skips a line whose word does not belong into its slot: it is torn, or no keeper
+    /// wrote it.
     pub fn read(file: &[u8]) -> Self {
         let slots = file.chunks_exact(SLOT_BYTES).take(FACT_SLOTS + EVENT_SLOTS).enumerate();
         let mut journal = Self::default();

@@ -84,9 +84,8 @@ pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Returns the pid of the process at the other end of a socket. It is 0 if that process is
-/// outside of our PID namespaces, which is why rustix's `socket_peercred` does not do: it
-/// stores the pid in a non-zero type.
+/// Returns the pid of the process at the other end of a socket, or 0 for a process outside of our PID
+/// namespaces. rustix's `socket_peercred` cannot be used, because its pid type has no 0.
 pub fn peer_pid(socket: BorrowedFd<'_>) -> io::Result<i32> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;

@@ -109,8 +109,8 @@ pub fn signal_child(pid: Pid, signal: i32) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Sets a resource limit, soft and hard, or what the present hard limit allows of it:
-/// raising that one needs a privilege over the host.
+/// Sets the soft and the hard limit, but never above the present hard limit: raising it needs
+/// CAP_SYS_RESOURCE.
 pub fn limit_resource(resource: Resource, value: u64) -> io::Result<()> {
     let most = getrlimit(resource).maximum.unwrap_or(u64::MAX);
     let value = Some(value.min(most));

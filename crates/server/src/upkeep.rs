@@ -152,8 +152,8 @@ fn report_end(app: &AppState, status: &Status) {
     });
 }
 
-/// Reports the end and the removal of a box that keeps nothing. A request may be removing it now.
-/// A request that asked for the removal reports it itself.
+/// Reports the end and the removal of a box with `remove`. Waits while a request removes it, and
+/// reports nothing if the request does so itself.
 async fn report_removed(app: AppState, id: BoxId) {
     let until = Instant::now() + ENDED_WITHIN;
     let is_there = || {

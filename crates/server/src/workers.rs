@@ -89,9 +89,9 @@ pub struct Creators {
     slots: Arc<Semaphore>,
 }
 
-/// The right to create a box, until its command runs. A keeper works long after its creator is done.
-/// If any number of keepers worked at once, each would take as long as all of them together. With
-/// slots, the first box is ready first.
+/// The right to create a box, until its command runs. The keeper still works when its creator is done.
+/// Slots limit how many keepers work at once, so that the first box is ready early instead of all boxes
+/// late.
 pub type CreateSlot = OwnedSemaphorePermit;
 
 impl Creators {

@@ -202,7 +202,7 @@ impl<'fd> Relay<'fd> {
         }
     }
 
-    /// Whether the output reached the limit: more comes from processes that outlive the command.
+    /// Whether as much was read as pipes can hold. The rest comes from background processes.
     fn has_drained_enough(&self) -> bool {
         self.writers == Writers::MayLive && self.budget.is_passed()
     }

@@ -1,10 +1,10 @@
 //! Compares records and host in both directions: objects on the host that are in no record, and
 //! objects of a record that are not on the host.
 //!
-//! Only reads. The host is read first, then the records, then the names: everything of a box is
-//! made after its record and gone before it, so an object that was on the host and then is in no
-//! record belongs to no box. Every finding was seen twice, because a box may come or go between
-//! two looks at different things.
+//! Only reads. The host is read first, then the records, then the names. A box makes its objects
+//! after its record and removes them before it. So an object that was seen first, and then is in no
+//! record, is an orphan. Every finding was seen twice, because a box may come or go between two
+//! looks at different things.
 //!
 //! Each box is finished before the next one is looked at, so the comparison needs few descriptors
 //! however many boxes there are.

@@ -150,7 +150,7 @@ impl FindingKind {
     }
 }
 
-/// Names one path. The others have the same last part.
+/// Shows the last path only: all of them end in the same directory name.
 fn counted(paths: &[PathBuf]) -> String {
     match paths {
         [] => "nothing".to_owned(),

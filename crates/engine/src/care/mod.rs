@@ -1,8 +1,8 @@
 //! Looks after boxes: finishes those that have ended, and removes what no record explains.
 //!
 //! [`settle`] is the only way from a verdict to an action. It locks the record, observes the box
-//! again and tears it down. Tending, sweep, `stop` and `rm` all call it. This folder never decides
-//! by itself what is due: `duty` does.
+//! again and tears it down. Tending, sweep, `stop` and `rm` all call it. `duty` says what is due. This
+//! folder adds what only a sweep may do: remove a damaged record, and what is left of an ended box.
 
 pub mod parents;
 pub mod sweep;
@@ -110,7 +110,8 @@ pub fn settle(at: BoxAt<'_>, effort: Effort<'_>) -> Result<Outcome, Error> {
     Ok(Outcome::Done)
 }
 
-/// Decides what to do about a box. An error is the outcome of doing nothing.
+/// Returns what to do about a box. `Err` means that there is nothing to do, and carries the outcome
+/// to report.
 fn decide(
     at: BoxAt<'_>,
     observation: &Observation,
@@ -141,7 +142,7 @@ fn decide(
     let (leave, reason) = match observation.duty(boot_ns()) {
         Duty::Finish(reason) => (Leave::Record, reason),
         Duty::Remove(reason) => (Leave::Nothing, reason),
-        // Only the record is to be left.
+        // The box has ended. A sweep removes everything but its record.
         Duty::Leave if observation.has_ended() && found.is_some() => {
             let reclaimed = reported(has_remains(at));
             return Ok(Decision { leave: Leave::Record, reason: Reason::Requested, reclaimed });
@@ -168,7 +169,8 @@ fn may_try(stuck: Option<&StuckLine>, goal: Goal<'_>) -> bool {
     }
 }
 
-/// Returns whether a process left the box behind. Otherwise the box has ended as planned.
+/// Returns whether the box is a leftover, which is reported: its creator was killed, its keeper
+/// outlived the lease, or the host rebooted.
 fn is_leftover(observation: &Observation, reason: Reason) -> bool {
     match observation.ownership {
         Ownership::Unwritten | Ownership::Attached | Ownership::NotYetDetached => true,
@@ -178,7 +180,7 @@ fn is_leftover(observation: &Observation, reason: Reason) -> bool {
     }
 }
 
-/// Only a box that was detached has a record worth keeping.
+/// Returns what a user's request leaves. The record stays only if the box was detached.
 fn end_as_requested(
     at: BoxAt<'_>,
     locked: &LockedRecord,

@@ -1,7 +1,7 @@
 //! Starts a keeper: a process that waits for its go in its cgroup and namespaces, with its descriptors
 //! and its id maps.
 //!
-//! The order decides everything. This file knows neither specs nor records.
+//! [`BirthOrder`] contains every decision. This file reads neither specs nor records.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -34,9 +34,8 @@ pub struct BirthOrder<'a> {
     /// Its descriptors 0, 1 and 2.
     pub stdio: [BorrowedFd<'a>; 3],
     pub endowment: &'a Endowment<'a>,
-    /// The locked record. The keeper holds it open until it executes or dies, so the record stays
-    /// locked until then. Without cgroups, nothing else shows that a keeper is about to start, or to
-    /// end because its creator was killed.
+    /// The record, which the child keeps locked until it executes or dies. On a host without cgroups
+    /// this lock is the only sign of a child that has not become a keeper yet.
     pub record: BorrowedFd<'a>,
     pub map: IdMap,
     /// The box, whose id is the last of the keeper's arguments.

@@ -488,9 +488,10 @@ fn check_scratch(spec: &Spec, cgroups: &CgroupHolding) -> Result<(), Error> {
             if scratch > memory && cgroups.memory_enforced && spec.isolation == Isolation::Full =>
         {
             let (scratch, memory) = (quantity::show_bytes(scratch), quantity::show_bytes(memory));
-            let message = format!("a scratch space of {scratch} is more than the box can fill");
+            let message = format!("a scratch space of {scratch} does not fit");
+            let why = format!("its files count as memory, and the memory limit is {memory}");
             Err(Error::bad_request(message)
-                .caused_by(format!("it counts as memory of the box, which is {memory}"))
+                .caused_by(why)
                 .with_hint(Hint::LessOrMoreMemory(LimitName::Scratch)))
         }
         Limit::Asked(_) | Limit::Default(_) => Ok(()),

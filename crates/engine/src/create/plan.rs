@@ -32,7 +32,7 @@ pub struct Trees {
 pub struct TreeSources {
     scratch: Option<TreeSource>,
     root: Option<TreeSource>,
-    /// Each with whether it is a directory.
+    /// Each volume, and whether it is a directory.
     volumes: Vec<(TreeSource, bool)>,
 }
 

@@ -83,8 +83,8 @@ impl Thresholds {
         )))
     }
 
-    /// Returns the thresholds for a maximum that the operator chose: it may be reached, and one less
-    /// is no longer full. Nothing breaks there, unlike at a limit of the kernel.
+    /// Returns the thresholds for a maximum that the operator chose. It is full exactly when it is
+    /// reached, and not full one below. It needs no margin, because nothing fails at it.
     pub(crate) fn for_chosen_maximum(self) -> Self {
         Self { full: 100, full_margin: 0, ..self }
     }

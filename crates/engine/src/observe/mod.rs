@@ -67,9 +67,9 @@ pub fn observe_locked(at: BoxAt<'_>, record: Record) -> Observation {
     look(at, record, |_| false)
 }
 
-/// Observes a box with one of the two functions above, and once more if something about it was
-/// about to change: a record that seems to be wrong may have been read while another process wrote
-/// it. Waits until this time at most. Returns `None` if there is no such box.
+/// Observes a box. If it is about to change, waits until `until` at most and observes it again: a
+/// record that seems to be wrong may have been read while another process wrote it. `observe` is one
+/// of the two functions above. Returns `None` if there is no such box.
 pub fn observe_settled(
     at: BoxAt<'_>,
     boxes: BorrowedFd<'_>,
@@ -186,7 +186,7 @@ impl Observation {
         }
     }
 
-    /// Notes that the record is wrong if it says or implies that the box has ended, and the box is
+    /// Marks the record as damaged if it says that the box has ended while a process of the box is
     /// alive. tare does not end such a box.
     fn find_contradiction(&mut self, at: BoxAt<'_>) {
         let why = match self.ownership {

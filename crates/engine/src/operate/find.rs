@@ -27,8 +27,8 @@ pub enum Scope {
 }
 
 /// Finds the box with this id, this name, or an id that begins like this. Returns `None` if there is
-/// no such box in this scope. `removed` returns the boxes that this command has cleaned up: they are
-/// found too.
+/// no such box in this scope. Also finds, by the beginning of an id, a box that this command has just
+/// cleaned up (`removed`), so that `rm` of it succeeds.
 pub fn find<'a>(
     root: &StateRoot,
     scope: &Scope,

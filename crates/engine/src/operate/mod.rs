@@ -1,5 +1,6 @@
 //! Commands on boxes that exist: find, inspect, stop and change them. This folder never makes a
-//! box. It kills the keeper of an attached box, and ends every other box through `care::settle`.
+//! box. To end an attached box, it kills the keeper, and the creator tears the box down. Every other
+//! box ends in `care::settle`.
 
 pub mod change;
 pub mod filter;

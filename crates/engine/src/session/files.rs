@@ -287,7 +287,10 @@ impl InBoxProgram {
     fn ready(&mut self, id: &BoxId) -> Result<Ready, Error> {
         self.run_until(READY_WITHIN, |text| text.contains(&b'\n'))?;
         let Some(end) = self.text.iter().position(|byte| *byte == b'\n') else {
-            return Err(Error::conflict(format!("box {id} does not say what it found")));
+            let within = format!("it did not answer within {} s", READY_WITHIN.as_secs());
+            return Err(Error::conflict(format!("tare's copy process in box {id} failed"))
+                .caused_by(within)
+                .with_hint("does a program in the box stop other processes?"));
         };
         let rest = self.text.split_off(end + 1);
         let line = std::mem::replace(&mut self.text, rest);

@@ -36,7 +36,7 @@ pub fn pack(scratch: &Path, id: &BoxId, path: &Path) -> Result<PackStream, Error
     let doing = || format!("cannot read {} of box {id}", quoted(path));
     let place = place(scratch, path).ok_or_else(|| {
         Error::bad_request(doing())
-            .caused_by("box has ended, and only its /work, /tmp and /dev/shm are kept")
+            .caused_by("the box has ended, and only its /work, /tmp and /dev/shm are kept")
     })?;
     // `Path` hides a dot at the end, which says that the directory is meant.
     let is_directory = path.as_os_str().as_bytes().ends_with(b"/.");

@@ -88,8 +88,8 @@ impl KeeperLink {
     }
 }
 
-/// How long to wait for the keeper's answer. A command with a timeout is not worth waiting for longer
-/// than that.
+/// How long to wait for the keeper's answer. An exec waits no longer than its own timeout, and at least
+/// a second.
 fn patience(call: &Call) -> Duration {
     let timeout = match call {
         Call::Exec(exec) => exec.timeout_ns.map(Duration::from_nanos),

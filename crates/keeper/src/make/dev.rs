@@ -34,7 +34,7 @@ const NOSUID_NOEXEC: Attributes =
     Attributes::MOUNT_ATTR_NOSUID.union(Attributes::MOUNT_ATTR_NOEXEC);
 
 /// Mounts `/dev`, made by [`make_dev`], in a root that is the current directory.
-/// It is read-only: its nodes are not its own but the host's, bound one by one.
+/// `/dev` is read-only. The host's nodes are bound into it one by one, so writing to a node still works.
 pub fn mount_dev(root: BorrowedFd<'_>, dev: BorrowedFd<'_>) -> Result<(), Failure> {
     mount::attach(dev, root, c"dev").failing(SetupStep::Dev, "/dev")?;
     for (host, node) in NODES {

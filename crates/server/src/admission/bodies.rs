@@ -15,8 +15,8 @@ use crate::error::{Kind, ServiceError};
 const SMALL_BYTES: u64 = 16 << 10;
 /// One sixteenth of the budget is for small bodies alone.
 const SMALL_SHARE_DIVISOR: u64 = 16;
-/// The most memory that one value of a list or an object takes once it is parsed, beside its
-/// bytes: an entry of a map with two short texts, twice while it is converted.
+/// Upper bound for one parsed JSON value, beside its bytes: two short strings in a map entry, which
+/// exist twice while they are converted.
 const VALUE_BYTES: u64 = 256;
 
 /// The memory that all bodies use now. Cheap to clone.

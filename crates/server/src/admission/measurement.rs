@@ -96,9 +96,9 @@ impl Meter {
         Ok(Self { gauges: engine.gauges(settings)?, engine, status })
     }
 
-    /// Measures, and returns each change of a level. Reads what each box uses if that can decide
-    /// whether a new box fits. The numbers of a moment cannot be read together, so each box is
-    /// read before and after the gauges, and the smaller use counts.
+    /// Measures, and returns each change of a level. Reads the use of each box only when space is
+    /// short. Gauges and boxes cannot be read at the same instant, so each box is read before and
+    /// after the gauges, and the smaller number counts.
     pub fn measure(
         &mut self,
         places: &Places,

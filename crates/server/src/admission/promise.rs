@@ -1,8 +1,9 @@
 //! What live boxes were promised, and whether one more box fits beside them. Nothing here
 //! measures or waits.
 //!
-//! A box is promised a share of its own limits. A limit of the host has to hold everything outside
-//! boxes, and for each box the larger of its promise and its use.
+//! A box is promised a share of its own limits. tare adds up what everything outside of boxes uses
+//! and, for each box, the larger of its promise and its use. The sum must stay below each limit of
+//! the host.
 
 use tare_engine::{Gauge, GaugedUse, Level, Reading, Thresholds};
 
@@ -85,8 +86,8 @@ pub struct NoFit<'a> {
     pub fits_without_runs: bool,
 }
 
-/// Checks one more box against every limit. If it does not fit, the returned limit is one for which
-/// waiting does not help, if there is such a limit.
+/// Checks one more box against every limit. If several limits refuse the box, returns one that ending
+/// runs would not free: there, waiting does not help.
 pub fn check_fit<'a>(
     limits: &'a [Reading],
     thresholds: &Thresholds,

@@ -128,7 +128,7 @@ async fn read(request: Request, http: &Http) -> Result<(Vec<u8>, Charge), Servic
         match read_all(&mut body, &mut charge).await {
             Ok(bytes) => Ok((bytes, charge)),
             Err(error) => {
-                // Others can use its memory while the server reads the rest of the body.
+                // Other requests can use its memory while the rest of the body is read and dropped.
                 drop(charge);
                 if error.may_work_later() {
                     body.drain().await;

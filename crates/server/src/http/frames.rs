@@ -140,7 +140,7 @@ impl Stream for Streamed {
                 return Poll::Ready(self.failed.take().map(Err));
             };
             let Poll::Ready(written) = writing.as_mut().poll(context) else {
-                // It may have sent something before it began to wait.
+                // The writer may have sent a frame before it became pending: take the frame first.
                 return match self.receiver.poll_recv(context) {
                     Poll::Ready(Some(bytes)) => Poll::Ready(Some(Ok(bytes))),
                     Poll::Ready(None) | Poll::Pending => Poll::Pending,

@@ -1,6 +1,5 @@
-//! A connection with a limit on how long the server timer for its peer. If the peer reads nothing
-//! for that time, the server closes the connection and ends the work for it. The same happens if
-//! the peer is gone and left unread bytes, which hide the end of the stream.
+//! Closes a connection whose peer has read nothing for `[limits] client`, and ends the work for it.
+//! The same happens if the peer is gone and left unread bytes, which hide the end of the stream.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -21,7 +20,8 @@ pub struct WriteTimeout<S> {
     timeout: Duration,
     /// Runs while the peer reads nothing.
     timer: Option<Pin<Box<Sleep>>>,
-    /// Whether the last read returned bytes: the reader may not read again before it has answered.
+    /// Whether hyper may be working on a request. It does not read meanwhile, so it would not notice
+    /// that the peer is gone.
     has_more: bool,
     next_check: Option<Pin<Box<Sleep>>>,
 }

@@ -18,7 +18,7 @@ pub async fn health(
 ) -> Result<StatusCode, ServiceError> {
     let config = app.config();
     auth::check_page(&headers, &uri, &config)?;
-    // With a credential, the other routes do not check it either.
+    // If a credential is configured, `Host` is not checked, as on the other routes.
     if config.librechat.auth(&config.keys) == Auth::None {
         auth::check_host(&headers, &config, app.http.served_at())?;
     }

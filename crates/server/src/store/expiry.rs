@@ -21,7 +21,7 @@ pub(super) const RETRY_AFTER: Duration = Duration::from_secs(15);
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SweepSchedule {
     pub(super) swept_at: Option<Timestamp>,
-    /// No file is older. After a failed sweep, the oldest file can be younger than this.
+    /// No file is older than this. After a failed sweep, the oldest file can be younger.
     pub(super) oldest: Option<Timestamp>,
     /// Sweeps that failed since the last one that succeeded.
     pub(super) failures: u32,

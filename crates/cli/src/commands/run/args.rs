@@ -122,8 +122,8 @@ pub struct LimitArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Files and network")]
 pub struct FileArgs {
-    /// Mount a directory or file of the host in the box, which uses it as its
-    /// owner; may be repeated
+    /// Mount a directory or file of the host in the box, which has the rights of
+    /// its owner on it; may be repeated
     #[arg(short, long, value_name = "HOST:BOX[:ro]")]
     pub volume: Vec<OsString>,
 

@@ -35,9 +35,8 @@ pub enum SetIdBits {
     Denied,
 }
 
-/// Returns the program for this profile. `Unconfined` has none, unless there is a writable volume to
-/// protect: then the program refuses set-id bits, calls that could set them unseen, and unknown
-/// call numbers, and allows everything else.
+/// Returns the program for this profile. `Unconfined` has no program. With a writable volume it gets one
+/// that allows everything except set-id bits, calls that could set them unseen, and unknown numbers.
 pub fn program(profile: SeccompProfile, set_id_bits: SetIdBits) -> Option<Vec<BpfInstruction>> {
     match (profile, set_id_bits) {
         (SeccompProfile::Unconfined, SetIdBits::Allowed) => None,

@@ -56,8 +56,8 @@ pub struct Input {
 /// The inputs by name. If two have the same name, the later one counts.
 pub type Inputs = BTreeMap<String, Input>;
 
-/// Times of changes have a resolution of a second. A change that is at least this old has another
-/// time than every later change.
+/// File times have whole seconds. Only a time that is at least this old proves that the file was not
+/// changed since.
 const MTIME_SETTLED_S: i64 = 2;
 
 /// Returns the time of a change unless a later change could have the same time.

@@ -45,9 +45,8 @@ impl Known {
         &self.files
     }
 
-    /// Returns the inputs that the box does not have. A file that the session made of an input
-    /// stands for it: calls that were sent together all name the file as it was before them, and
-    /// a client may name a file of an earlier turn again.
+    /// Returns the inputs that the box does not have. If the session has changed an input, the changed
+    /// file stays. Parallel calls, and calls of a later turn, still name the original.
     pub async fn missing(&self, inputs: &Inputs) -> Result<Inputs, ServiceError> {
         let mut missing = inputs.clone();
         missing.retain(|name, input| {
