@@ -32,7 +32,7 @@ pub use create::detach::Started;
 pub use create::seccomp;
 pub use engine::{Engine, OpenOptions, Tend};
 pub use error::{Context, Error, ErrorKind, Hint, LimitName, reason};
-pub use gauge::{Change, Counts, Gauge, GaugeSettings, Gauges, Level, NoRoom, Reading};
+pub use gauge::{Change, Counts, Gauge, GaugeSettings, Gauges, Level, Reading};
 pub use gauge::{Thresholds, Unit};
 pub use history::steps::{History, Step, StepKind};
 pub use history::{Explanation, RemovedBox};

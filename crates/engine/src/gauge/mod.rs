@@ -15,7 +15,6 @@ mod reserve;
 mod sources;
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 pub use crate::gauge::level::{Level, Thresholds};
 pub use crate::gauge::reading::{Counts, Gauge, Reading, Unit};
@@ -52,20 +51,6 @@ pub struct Change {
     /// `None`: there is nothing to measure any more, for example because a limit was removed.
     pub reading: Option<Reading>,
 }
-
-/// Why a new box is refused.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NoRoom {
-    pub reading: Reading,
-}
-
-impl fmt::Display for NoRoom {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "no room for a new box: {}", self.reading)
-    }
-}
-
-impl std::error::Error for NoRoom {}
 
 impl Gauges {
     /// Opens everything that the gauges of this process and of one state root need, and measures
@@ -113,21 +98,6 @@ impl Gauges {
     /// Returns the last measurement of each gauge, with its level.
     pub fn readings(&self) -> impl Iterator<Item = (&Reading, Level)> {
         self.levels.known.values().map(|(it, level)| (it, *level))
-    }
-
-    pub fn reading(&self, gauge: Gauge) -> Option<&Reading> {
-        self.levels.known.get(&gauge).map(|(reading, _)| reading)
-    }
-
-    /// Returns the highest level of all gauges.
-    pub fn level(&self) -> Level {
-        let levels = self.readings().map(|(_, level)| level);
-        levels.max().unwrap_or(Level::Normal)
-    }
-
-    /// Checks by the last measurement whether a new box may be made.
-    pub fn check_room(&self) -> Result<(), NoRoom> {
-        self.levels.check_room()
     }
 }
 
@@ -199,17 +169,6 @@ impl Levels {
     fn thresholds_of(&self, gauge: Gauge) -> Thresholds {
         if gauge == Gauge::Boxes { self.thresholds.for_chosen_maximum() } else { self.thresholds }
     }
-
-    /// The fullest gauge is the reason in the error.
-    fn check_room(&self) -> Result<(), NoRoom> {
-        let full = self.known.values().filter(|(_, level)| *level == Level::Full);
-        let readings = full.map(|(reading, _)| reading);
-        let fullest = readings.max_by(|one, other| one.fraction().total_cmp(&other.fraction()));
-        match fullest {
-            None => Ok(()),
-            Some(reading) => Err(NoRoom { reading: reading.clone() }),
-        }
-    }
 }
 
 /// A gauge that is no longer measured returns to normal.
@@ -245,36 +204,8 @@ mod tests {
     fn a_gauge_that_is_gone_is_normal_again() {
         let mut levels = Levels::new(Thresholds::default());
         levels.update(vec![at(Gauge::PidsCgroup, 97), at(Gauge::Boxes, 10)]);
-        assert!(levels.check_room().is_err());
         let changes = levels.update(Vec::new());
         assert_eq!(steps(&changes), [(Gauge::PidsCgroup, Level::Full, Level::Normal)]);
         assert_eq!(changes[0].reading, None);
-        assert_eq!(levels.check_room(), Ok(()));
-    }
-
-    #[test]
-    fn only_a_full_gauge_refuses_a_box_and_the_fullest_is_the_reason() {
-        let mut levels = Levels::new(Thresholds::default());
-        levels.update(vec![at(Gauge::PidsHost, 94), at(Gauge::DiskBytes, 80)]);
-        assert_eq!(levels.check_room(), Ok(()));
-        levels.update(vec![at(Gauge::PidsHost, 95), at(Gauge::DiskBytes, 99)]);
-        let no_room = levels.check_room().unwrap_err();
-        assert_eq!(no_room.reading, at(Gauge::DiskBytes, 99));
-        assert_eq!(
-            no_room.to_string(),
-            "no room for a new box: disk_bytes: 99 of 100 bytes (a limit)"
-        );
-    }
-
-    /// Boxes are made again when there is room, and not as soon as the first one ends.
-    #[test]
-    fn a_refusal_lasts_until_the_margin_is_passed() {
-        let mut levels = Levels::new(Thresholds::default());
-        let mut admitted = |percent| {
-            levels.update(vec![at(Gauge::PidsHost, percent)]);
-            levels.check_room().is_ok()
-        };
-        let seen = [94, 95, 94, 90, 89, 94].map(&mut admitted);
-        assert_eq!(seen, [true, false, false, false, true, true]);
     }
 }
