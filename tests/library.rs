@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use tare_engine::{BoxId, Engine, Error, Event, ExecSpec, OpenOptions, Stdin};
+use tare_engine::{BoxId, Engine, Error, Event, ExecSpec, Purpose, Stdin};
 use tare_harness::{Tare, eventually};
 
 /// The limits for an idle keeper.
@@ -21,8 +21,8 @@ pub struct Library {
 
 impl Library {
     pub fn open(tare: &Tare, id: &str) -> Self {
-        let engine = Engine::open(Some(tare.state_root()), OpenOptions::COMMAND)
-            .expect("the state root is ours");
+        let engine =
+            Engine::open(Some(tare.state_root()), Purpose::Use).expect("the state root is ours");
         let id = engine.find(id).expect("the box is there");
         Self { engine, id }
     }

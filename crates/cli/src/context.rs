@@ -2,26 +2,14 @@
 
 use std::path::PathBuf;
 
-use tare_engine::{Context as _, Engine, Error, OpenOptions};
+pub use tare_engine::Purpose;
+use tare_engine::{Context as _, Engine, Error};
 
 /// The state root of one command.
 #[derive(Debug, Clone)]
 pub struct Context {
     /// `None`: the engine's default.
     state_root: Option<PathBuf>,
-}
-
-/// What a command does with the engine. This decides when it cleans up after other boxes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Purpose {
-    /// Uses boxes: cleans up first.
-    Use,
-    /// Creates or ends a box: cleans up meanwhile, or after the named box was found.
-    CreateOrEnd,
-    /// Reads only: never cleans up.
-    Look,
-    /// Sweeps: does nothing else.
-    Sweep,
 }
 
 impl Context {
@@ -41,12 +29,6 @@ impl Context {
     }
 
     pub fn engine(&self, purpose: Purpose) -> Result<Engine, Error> {
-        let state_root = self.state_root();
-        match purpose {
-            Purpose::Use => Engine::open(state_root, OpenOptions::COMMAND),
-            Purpose::CreateOrEnd => Engine::open(state_root, OpenOptions::CREATE),
-            Purpose::Look => Engine::open_read_only(state_root),
-            Purpose::Sweep => Engine::open(state_root, OpenOptions::SWEEP),
-        }
+        Engine::open(self.state_root(), purpose)
     }
 }

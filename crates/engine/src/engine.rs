@@ -18,7 +18,7 @@ use crate::error::{Context, Error};
 use crate::gauge::{GaugeSettings, Gauges};
 use crate::history::{self, Explanation, RemovedBox};
 use crate::holdings::cgroup;
-use crate::host::cgroups::{CgroupParent, CgroupRoots};
+use crate::host::cgroups::CgroupParent;
 use crate::host::layout::{Access, BoxAt, Layout, OnReclaimed, StateRoot};
 use crate::host::state_root;
 use crate::host::tag::Tag;
@@ -38,8 +38,8 @@ use crate::session::{Session, attach, exec, files};
 use crate::spec::{BoxId, DetachOptions, Name, Spec};
 use crate::teardown::OWN_WITHIN;
 
-/// How long a server tries to end a box at once. It has few threads: it waits for a box that takes
-/// longer without one, and tries again.
+/// How long one attempt of a server to end a box may hold a thread. A task waits for a box that takes
+/// longer, and the server tries again.
 const SERVED_WITHIN: Duration = Duration::from_secs(1);
 
 /// The boxes of one state root.
@@ -52,63 +52,51 @@ pub struct Engine {
     cleaned: OnceLock<Vec<BoxId>>,
 }
 
-/// When an engine looks after boxes that were left behind.
+/// What a process does with an engine. This decides when it cleans up after other boxes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tend {
-    /// When it is opened.
-    AtOpen,
-    /// While the keeper of a new box works, or after a named box was found.
-    WhileMaking,
-    /// Only in a sweep that the caller requests.
-    Never,
-}
-
-/// How an engine is opened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct OpenOptions {
-    pub tend: Tend,
-    /// The process is a server, which must not wait for one box for long.
-    pub serve: bool,
-}
-
-impl OpenOptions {
-    pub const COMMAND: Self = Self { tend: Tend::AtOpen, serve: false };
-    pub const CREATE: Self = Self { tend: Tend::WhileMaking, serve: false };
-    pub const SWEEP: Self = Self { tend: Tend::Never, serve: false };
-    pub const SERVE: Self = Self { tend: Tend::Never, serve: true };
+pub enum Purpose {
+    /// Uses boxes: cleans up first.
+    Use,
+    /// Creates or ends a box: cleans up while the keeper works, or after the named box was found.
+    CreateOrEnd,
+    /// Reads only: makes and changes nothing. A state root that does not exist has no boxes.
+    Look,
+    /// Sweeps: does nothing else, and makes nothing where there is nothing to sweep.
+    Sweep,
+    /// Serves requests: cleans up only in sweeps, and must not wait for one box for long.
+    Serve,
 }
 
 impl Engine {
     // Opening a state root; `None` is the default one.
 
-    /// Opens a state root to change boxes.
-    pub fn open(state_root: Option<PathBuf>, options: OpenOptions) -> Result<Self, Error> {
-        let mut engine = Self::new(state_root, Access::ReadWrite)?;
-        match options.tend {
-            Tend::AtOpen | Tend::WhileMaking => state_root::prepare(&engine.root.layout)?,
-            Tend::Never if options.serve => state_root::prepare(&engine.root.layout)?,
-            // A sweep makes nothing where there is nothing to sweep.
-            Tend::Never => state_root::inspect(&engine.root.layout)?,
+    pub fn open(state_root: Option<PathBuf>, purpose: Purpose) -> Result<Self, Error> {
+        let access = match purpose {
+            Purpose::Look => Access::ReadOnly,
+            Purpose::Use | Purpose::CreateOrEnd | Purpose::Sweep | Purpose::Serve => {
+                Access::ReadWrite
+            }
+        };
+        let mut engine = Self::new(state_root, access)?;
+        match purpose {
+            Purpose::Look | Purpose::Sweep => state_root::inspect(&engine.root.layout)?,
+            Purpose::Use | Purpose::CreateOrEnd | Purpose::Serve => {
+                state_root::prepare(&engine.root.layout)?;
+            }
         }
-        if options.serve {
+        match purpose {
+            Purpose::Use => engine.tend_once(),
+            Purpose::CreateOrEnd => {}
+            Purpose::Look | Purpose::Sweep | Purpose::Serve => {
+                engine.cleaned = OnceLock::from(Vec::new());
+            }
+        }
+        if purpose == Purpose::Serve {
             // Now, because a server may have no descriptor left when it first needs them.
             engine.root.host.open_cgroups.open();
             engine.end_within = SERVED_WITHIN;
         }
-        match options.tend {
-            Tend::AtOpen => engine.tend_once(),
-            Tend::WhileMaking => {}
-            Tend::Never => engine.cleaned = OnceLock::from(Vec::new()),
-        }
         Ok(engine)
-    }
-
-    /// Opens a state root to look only: nothing is made, and nothing changed. A state root that
-    /// does not exist has no boxes.
-    pub fn open_read_only(state_root: Option<PathBuf>) -> Result<Self, Error> {
-        let engine = Self::new(state_root, Access::ReadOnly)?;
-        state_root::inspect(&engine.root.layout)?;
-        Ok(Self { cleaned: OnceLock::from(Vec::new()), ..engine })
     }
 
     /// Calls `report` for every box that was left behind and that this engine has removed. It must
@@ -172,12 +160,6 @@ impl Engine {
 
     fn at<'a>(&'a self, id: &'a BoxId) -> BoxAt<'a> {
         self.root.at(id)
-    }
-
-    /// The directories in which the cgroups of new boxes are made: of attached boxes, and of
-    /// detached ones.
-    pub fn cgroup_parents(&self) -> [CgroupRoots; 2] {
-        [self.root.parents_of_attached(), self.root.parents_of_detached()]
     }
 
     // Making boxes.

@@ -30,7 +30,7 @@ pub use care::sweep::Swept;
 pub use create::Prepared;
 pub use create::detach::Started;
 pub use create::seccomp;
-pub use engine::{Engine, OpenOptions, Tend};
+pub use engine::{Engine, Purpose};
 pub use error::{Context, Error, ErrorKind, Hint, LimitName, reason};
 pub use gauge::{Change, Counts, Gauge, GaugeSettings, Gauges, Level, Reading};
 pub use gauge::{Thresholds, Unit};

@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use tare_engine::{Change, Engine, Gauge, GaugeSettings, Gauges, Level, OpenOptions, Reading};
+use tare_engine::{Change, Engine, Gauge, GaugeSettings, Gauges, Level, Purpose, Reading};
 use tare_harness::skip::is_root;
 use tare_harness::{TemporaryDirectory, eventually, hierarchies, skip};
 
@@ -46,7 +46,7 @@ fn run_inner(test: &str, directory: &TemporaryDirectory, around: &str) {
 }
 
 fn gauges(directory: &Path, settings: GaugeSettings) -> Gauges {
-    let engine = Engine::open(Some(directory.join("state")), OpenOptions::COMMAND).unwrap();
+    let engine = Engine::open(Some(directory.join("state")), Purpose::Use).unwrap();
     engine.gauges(settings).unwrap()
 }
 
@@ -541,7 +541,7 @@ fn boxes_are_counted_against_their_maximum_and_only_if_there_is_one() {
     (0..20).for_each(|it| fs::remove_dir(record(it)).unwrap());
     assert_eq!(read(&mut gauges, Gauge::Boxes).used, 0);
     assert_eq!(full_gauges(&gauges), []);
-    let engine = Engine::open(Some(directory.join("state")), OpenOptions::COMMAND).unwrap();
+    let engine = Engine::open(Some(directory.join("state")), Purpose::Use).unwrap();
     let mut gauges = engine.gauges(GaugeSettings::default()).unwrap();
     gauges.measure();
     assert_eq!(reading_of(&gauges, Gauge::Boxes), None);

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tare_engine::{BoxId, Change, Context as _, Engine, Error, OpenOptions};
+use tare_engine::{BoxId, Change, Context as _, Engine, Error, Purpose};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
@@ -85,7 +85,7 @@ pub fn serve(options: Options) -> Result<(), Error> {
     let no_threads = || "cannot start threads".to_owned();
     let descriptors = DescriptorBudget::make();
     let Loaded { config, jwt_keys, lowered } = options.load()?;
-    let engine = Engine::open(options.state_root.clone(), OpenOptions::SERVE)?;
+    let engine = Engine::open(options.state_root.clone(), Purpose::Serve)?;
     let engine = match &config.boxes.cgroup_parent {
         Some(parent) => engine.below(parent.clone())?,
         None => engine,

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use tare_engine::{BoxId, Engine, Event, ExecSpec, OpenOptions, Session, Stdin};
+use tare_engine::{BoxId, Engine, Event, ExecSpec, Purpose, Session, Stdin};
 
 use super::super::RunOnce;
 use crate::failure::{Context, Failure};
@@ -20,7 +20,7 @@ pub fn subject(
     id: &str,
     command: &'static [&'static str],
 ) -> Result<RunOnce<'static>, Failure> {
-    let engine = Engine::open(Some(state_root.to_owned()), OpenOptions::COMMAND)
+    let engine = Engine::open(Some(state_root.to_owned()), Purpose::Use)
         .context(|| "cannot open the state root".to_owned())?;
     let id = engine.find(id).context(|| "cannot find the box".to_owned())?;
     let (check, code) = CHECK;
