@@ -19,7 +19,7 @@ use crate::gauge::{GaugeSettings, Gauges};
 use crate::history::{self, Explanation, RemovedBox};
 use crate::holdings::cgroup;
 use crate::host::cgroups::CgroupParent;
-use crate::host::layout::{Access, BoxAt, Layout, OnReclaimed, StateRoot};
+use crate::host::layout::{BoxAt, Layout, OnReclaimed, RootAccess, StateRoot};
 use crate::host::state_root;
 use crate::host::tag::Tag;
 use crate::host::{BOOT_ID, Host};
@@ -72,9 +72,9 @@ impl Engine {
 
     pub fn open(state_root: Option<PathBuf>, purpose: Purpose) -> Result<Self, Error> {
         let access = match purpose {
-            Purpose::Look => Access::ReadOnly,
+            Purpose::Look => RootAccess::ReadOnly,
             Purpose::Use | Purpose::CreateOrEnd | Purpose::Sweep | Purpose::Serve => {
-                Access::ReadWrite
+                RootAccess::ReadWrite
             }
         };
         let mut engine = Self::new(state_root, access)?;
@@ -117,7 +117,7 @@ impl Engine {
         Ok(self)
     }
 
-    fn new(state_root: Option<PathBuf>, access: Access) -> Result<Self, Error> {
+    fn new(state_root: Option<PathBuf>, access: RootAccess) -> Result<Self, Error> {
         let host = Host::probe();
         if host.boot_id.is_empty() {
             // Without it, every box would look like one of an earlier boot, which has ended.

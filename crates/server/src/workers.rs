@@ -18,7 +18,7 @@ use std::thread;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-type Call = Box<dyn FnOnce() + Send>;
+type BlockingCall = Box<dyn FnOnce() + Send>;
 
 /// Most of the time of a creation passes in the kernel, which allocates namespaces and waits for
 /// grace periods of RCU. More threads than this gain nothing.
@@ -29,7 +29,7 @@ const SLOTS_PER_CREATOR: usize = 2;
 /// Threads for calls that may block. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Workers {
-    queue: SyncSender<Call>,
+    queue: SyncSender<BlockingCall>,
     free: Arc<Semaphore>,
     threads: usize,
 }
@@ -67,7 +67,7 @@ impl Workers {
     }
 }
 
-fn work(calls: &Mutex<Receiver<Call>>) {
+fn work(calls: &Mutex<Receiver<BlockingCall>>) {
     loop {
         let call = locked(calls).recv();
         match call {

@@ -34,7 +34,7 @@
 mod reader;
 mod writer;
 
-pub use reader::{Damage, End, Entry, Place, ReadError, Reader};
+pub use reader::{Damage, Entry, LogEnd, Place, ReadError, Reader};
 pub use writer::Writer;
 
 /// The names of the two files in the record of a box.

@@ -54,7 +54,7 @@ pub struct Place {
 
 /// The end of a log at some moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct End {
+pub struct LogEnd {
     /// The place behind the last record.
     pub place: Place,
     /// Bytes that the workload wrote before this position are in a record, or were dropped.
@@ -158,17 +158,17 @@ impl Reader {
     }
 
     /// Returns the current end. A reader that stops here finishes, however fast the log grows.
-    pub fn end(&self) -> Result<End, ReadError> {
+    pub fn end(&self) -> Result<LogEnd, ReadError> {
         // Read this first: records that were kept before it was written are before the end.
         let dropped_to = self.dropped_to()?;
         let segments = [self.segment(0)?, self.segment(1)?];
         let Some(sequence) = segments.iter().filter_map(Segment::number).max() else {
             let (sequence, offset) = (0, 0);
-            return Ok(End { place: Place { sequence, offset }, dropped_to });
+            return Ok(LogEnd { place: Place { sequence, offset }, dropped_to });
         };
         let found = fstat(&self.files[file_of(sequence)]);
         let size = found.map_err(|errno| ReadError::Read(errno.into()))?.st_size;
-        Ok(End { place: Place { sequence, offset: size.unsigned_abs() }, dropped_to })
+        Ok(LogEnd { place: Place { sequence, offset: size.unsigned_abs() }, dropped_to })
     }
 
     /// Makes the oldest record the next one.
@@ -186,7 +186,7 @@ impl Reader {
     }
 
     /// Reads the next record that is before this end.
-    pub fn next_entry_before(&mut self, end: &End) -> Result<Option<Entry>, ReadError> {
+    pub fn next_entry_before(&mut self, end: &LogEnd) -> Result<Option<Entry>, ReadError> {
         let found = self.find_next()?.filter(|(place, _)| *place < end.place);
         Ok(found.map(|(place, frame)| self.take(place, &frame)))
     }
@@ -203,7 +203,7 @@ impl Reader {
 
     /// Returns how many bytes before this end were dropped, to a caller that has read all records
     /// before it. It returns the same bytes only once.
-    pub fn missed_before(&mut self, end: &End) -> u64 {
+    pub fn missed_before(&mut self, end: &LogEnd) -> u64 {
         let expected = self.position.unwrap_or(0);
         let missed_bytes = end.dropped_to.saturating_sub(expected);
         if missed_bytes > 0 {

@@ -9,7 +9,7 @@ use tare_kernel::clock::boot_ns;
 use crate::care::{Effort, Goal, may_try, settle};
 use crate::error::{Context, Error};
 use crate::holdings::name::{self, Listing, NameLink, Names};
-use crate::host::layout::{Access, BoxAt, StateRoot};
+use crate::host::layout::{BoxAt, RootAccess, StateRoot};
 use crate::host::{random_below, state_root};
 use crate::observe::state::{Duty, Request};
 use crate::observe::view::no_box;
@@ -59,7 +59,7 @@ fn choose<T>(all: &mut Vec<T>, most: usize) {
 /// without a name. A removal deletes the record before the name and the name before the directory,
 /// and may have been killed in between.
 pub fn release_dangling_names(root: &StateRoot, boxes: BorrowedFd<'_>, most: usize) {
-    if root.access == Access::ReadOnly {
+    if root.access == RootAccess::ReadOnly {
         return;
     }
     let Listing { mut links, empty, .. } = name::list(&root.layout);
@@ -111,7 +111,7 @@ pub fn tended(
     let Some(observation) = observe_settled(at, boxes, until, observe)? else {
         return Ok(None);
     };
-    if at.root.access == Access::ReadWrite
+    if at.root.access == RootAccess::ReadWrite
         && !name::superseded(at, &observation.record.lines).is_empty()
     {
         release_old_names(at, boxes);
@@ -119,8 +119,8 @@ pub fn tended(
     let is_due = observation.duty(boot_ns()) != Duty::Leave
         && may_try(observation.record.lines.stuck.as_ref(), Goal::Due);
     match at.root.access {
-        Access::ReadWrite if is_due => {}
-        Access::ReadWrite | Access::ReadOnly => return Ok(Some(observation)),
+        RootAccess::ReadWrite if is_due => {}
+        RootAccess::ReadWrite | RootAccess::ReadOnly => return Ok(Some(observation)),
     }
     drop(observation);
     // The record says why a box could not be ended. Another process settles a box that is busy.

@@ -20,7 +20,7 @@ use crate::create::endow::Endowment;
 use crate::error::{Context, Error};
 use crate::holdings::uids;
 use crate::host::Host;
-use crate::host::obstacle::{Step, explained};
+use crate::host::obstacle::{FailedStep, explained};
 use crate::host::tag::TaggedId;
 
 /// The keeper to start.
@@ -90,7 +90,7 @@ pub fn spawn_keeper(host: &Host, order: &BirthOrder<'_>) -> Result<WaitingKeeper
         .context(|| "cannot make a control socket".into())?;
     let program = program(host)
         .context(|| "cannot open the keeper's program".into())
-        .map_err(|error| explained(error, Step::Keeper))?;
+        .map_err(|error| explained(error, FailedStep::Keeper))?;
     let mut descriptors = Vec::with_capacity(16);
     descriptors.extend(order.stdio);
     descriptors.push(theirs.as_fd());
@@ -114,12 +114,12 @@ pub fn spawn_keeper(host: &Host, order: &BirthOrder<'_>) -> Result<WaitingKeeper
     };
     let child = spawn(spawned)
         .context(|| "cannot start the box's keeper in new namespaces".into())
-        .map_err(|error| explained(error, Step::Keeper))?;
+        .map_err(|error| explained(error, FailedStep::Keeper))?;
     match write_id_maps(host, order.map, &child) {
         Ok(()) => Ok(WaitingKeeper { child, link: Channel::new(ours.into()) }),
         Err(error) => {
             let error = Error::failed("cannot map the box's user ids").caused_by(error);
-            let error = explained(error, Step::IdMap);
+            let error = explained(error, FailedStep::IdMap);
             Err(CreateFailed { error, child: Some(child.abandon()) })
         }
     }

@@ -41,7 +41,7 @@ use crate::holdings::cgroup::{self, CgroupHolding, Controller, WorkloadCgroup};
 use crate::holdings::uids::UidRange;
 use crate::holdings::{Tree, name, scratch, uids};
 use crate::host::layout::{BoxAt, StateRoot};
-use crate::host::obstacle::{Step, explained};
+use crate::host::obstacle::{FailedStep, explained};
 use crate::host::{Host, parents};
 use crate::record::LockedRecord;
 use crate::record::files::DetachedFiles;
@@ -155,7 +155,7 @@ fn record(
     let made = LockedRecord::create(&at.root.layout, at.id, of_host, spec, options);
     made.map_err(|error| {
         tend();
-        explained(error, Step::StateRoot)
+        explained(error, FailedStep::StateRoot)
     })
 }
 
@@ -207,7 +207,7 @@ fn acquire(at: BoxAt<'_>, record: &LockedRecord, new: NewBox<'_>) -> Result<Acqu
     let NewBox { spec, mode } = new;
     let (layout, host) = (&at.root.layout, &at.root.host);
     check_memory(spec)?;
-    let in_state_root = |error| explained(error, Step::StateRoot);
+    let in_state_root = |error| explained(error, FailedStep::StateRoot);
     if let Some(wanted) = &spec.name {
         // The name of a box whose owner is gone is free.
         tend::settle_name_owner(at.root, &spec.tenant, wanted)?;
@@ -323,7 +323,7 @@ impl StartedKeeper {
         let identity = self.identity(host).and_then(|identity| record.add_keeper(identity));
         identity
             .context(|| "cannot record the keeper's identity".to_owned())
-            .map_err(|error| explained(error, Step::StateRoot))
+            .map_err(|error| explained(error, FailedStep::StateRoot))
     }
 
     fn identity(&self, host: &Host) -> io::Result<KeeperLine> {

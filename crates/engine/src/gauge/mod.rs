@@ -36,7 +36,7 @@ pub struct GaugeSettings {
 
 #[derive(Debug)]
 pub struct Gauges {
-    sources: Sources,
+    sources: GaugeSources,
     levels: Levels,
     /// The last measurement of every limit. A gauge may have several.
     limits: Vec<Reading>,
@@ -56,7 +56,7 @@ impl Gauges {
     /// Opens everything that the gauges of this process and of one state root need, and measures
     /// nothing yet. `boxes` is the directory of the records.
     pub(crate) fn open(boxes: OwnedFd, root: &StateRoot, settings: GaugeSettings) -> Self {
-        let sources = Sources {
+        let sources = GaugeSources {
             cgroups: OwnCgroups::open(root),
             host: HostFiles::open(),
             user_pids: UserPids::open(root.host.is_in_first_user_namespace()),
@@ -115,7 +115,7 @@ fn fullest_of_each(readings: &[Reading]) -> Vec<Reading> {
 
 /// Everything that is read, open. A source that this host does not have is absent.
 #[derive(Debug)]
-struct Sources {
+struct GaugeSources {
     cgroups: OwnCgroups,
     host: HostFiles,
     user_pids: Option<UserPids>,
@@ -123,7 +123,7 @@ struct Sources {
     state_root: StateRootGauges,
 }
 
-impl Sources {
+impl GaugeSources {
     fn read(&mut self) -> Vec<Reading> {
         let mut readings: Vec<Reading> = self.host.read().collect();
         let mut of_host = readings.iter().filter(|it| it.gauge == Gauge::MemoryHost);

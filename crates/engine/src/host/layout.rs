@@ -17,7 +17,7 @@ use crate::spec::BoxId;
 pub struct StateRoot {
     pub layout: Layout,
     pub host: Host,
-    pub access: Access,
+    pub access: RootAccess,
     /// The cgroup that the user chose for new boxes; `None`: the root of each hierarchy.
     pub cgroup_parent: Option<CgroupParent>,
     pub on_reclaimed: OnReclaimed,
@@ -25,7 +25,7 @@ pub struct StateRoot {
 
 /// Whether this process may change boxes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
+pub enum RootAccess {
     ReadWrite,
     ReadOnly,
 }

@@ -12,7 +12,7 @@ use crate::host;
 
 /// What failed on the way to a box.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum FailedStep {
     /// Writing below the state root.
     StateRoot,
     /// Starting the keeper in its namespaces.
@@ -92,7 +92,7 @@ fn proc_mask(mount_table: &str) -> Option<String> {
 }
 
 /// `error` with the likely cause as its hint.
-pub fn explained(error: Error, step: Step) -> Error {
+pub fn explained(error: Error, step: FailedStep) -> Error {
     let Some(errno) = error.errno() else {
         return error;
     };
@@ -102,25 +102,25 @@ pub fn explained(error: Error, step: Step) -> Error {
     }
 }
 
-fn likely(step: Step, errno: Errno, facts: &Facts) -> Option<String> {
+fn likely(step: FailedStep, errno: Errno, facts: &Facts) -> Option<String> {
     match step {
-        Step::StateRoot => state_root(errno).map(str::to_owned),
-        Step::Keeper => Some(keeper(errno, facts)),
-        Step::IdMap => is_refusal(errno).then(|| {
+        FailedStep::StateRoot => state_root(errno).map(str::to_owned),
+        FailedStep::Keeper => Some(keeper(errno, facts)),
+        FailedStep::IdMap => is_refusal(errno).then(|| {
             "root without the capabilities SYS_ADMIN, CHOWN, DAC_OVERRIDE, KILL, SETGID and \
              SETUID needs SETFCAP to map its own id: add them, or run tare as an ordinary user"
                 .to_owned()
         }),
-        Step::Setup(SetupStep::Proc) if is_refusal(errno) => match &facts.proc_mask {
+        FailedStep::Setup(SetupStep::Proc) if is_refusal(errno) => match &facts.proc_mask {
             Some(mask) => Some(format!(
                 "{mask} is hidden by a mount, as in containers: start the container with \
                  docker's --security-opt systempaths=unconfined or podman's unmask=ALL"
             )),
             None => refused(facts).map(str::to_owned),
         },
-        Step::Setup(_) if errno == Errno::NOSPC => switched_off(facts),
-        Step::Setup(_) if is_refusal(errno) => refused(facts).map(str::to_owned),
-        Step::Setup(_) => None,
+        FailedStep::Setup(_) if errno == Errno::NOSPC => switched_off(facts),
+        FailedStep::Setup(_) if is_refusal(errno) => refused(facts).map(str::to_owned),
+        FailedStep::Setup(_) => None,
     }
 }
 
@@ -201,20 +201,20 @@ mod tests {
         let filtered = Facts { is_filtered: true, ..Facts::default() };
         let no_pid = Facts { namespaces_off: vec!["pid"], ..Facts::default() };
         let apparmor = Facts { restriction: Some(RESTRICTIONS[1].2), ..Facts::default() };
-        let network = Step::Setup(SetupStep::Network);
+        let network = FailedStep::Setup(SetupStep::Network);
         for (step, errno, facts, expected) in [
-            (Step::StateRoot, Errno::ROFS, &none, Some("read-only")),
-            (Step::StateRoot, Errno::DQUOT, &none, Some("full")),
-            (Step::StateRoot, Errno::NOENT, &none, Some("--state-root")),
-            (Step::StateRoot, Errno::NOSYS, &none, None),
-            (Step::Keeper, Errno::NOSYS, &none, Some("Linux 6.1")),
-            (Step::Keeper, Errno::NOSYS, &filtered, Some("seccomp")),
-            (Step::Keeper, Errno::PERM, &filtered, Some("seccomp")),
-            (Step::Keeper, Errno::PERM, &none, Some("chroot")),
-            (Step::Keeper, Errno::NOSPC, &no_pid, Some("max_pid_name")),
-            (Step::Keeper, Errno::NOSPC, &none, Some("too many")),
-            (Step::Keeper, Errno::AGAIN, &filtered, Some("processes")),
-            (Step::IdMap, Errno::PERM, &none, Some("SETFCAP")),
+            (FailedStep::StateRoot, Errno::ROFS, &none, Some("read-only")),
+            (FailedStep::StateRoot, Errno::DQUOT, &none, Some("full")),
+            (FailedStep::StateRoot, Errno::NOENT, &none, Some("--state-root")),
+            (FailedStep::StateRoot, Errno::NOSYS, &none, None),
+            (FailedStep::Keeper, Errno::NOSYS, &none, Some("Linux 6.1")),
+            (FailedStep::Keeper, Errno::NOSYS, &filtered, Some("seccomp")),
+            (FailedStep::Keeper, Errno::PERM, &filtered, Some("seccomp")),
+            (FailedStep::Keeper, Errno::PERM, &none, Some("chroot")),
+            (FailedStep::Keeper, Errno::NOSPC, &no_pid, Some("max_pid_name")),
+            (FailedStep::Keeper, Errno::NOSPC, &none, Some("too many")),
+            (FailedStep::Keeper, Errno::AGAIN, &filtered, Some("processes")),
+            (FailedStep::IdMap, Errno::PERM, &none, Some("SETFCAP")),
             (network, Errno::NOSPC, &no_pid, Some("max_pid_name")),
             (network, Errno::PERM, &apparmor, Some("AppArmor")),
             (network, Errno::IO, &apparmor, None),

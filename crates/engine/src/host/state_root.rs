@@ -11,8 +11,8 @@ use tare_kernel::fds::open_directory;
 use tare_kernel::step::step;
 
 use crate::error::{Context, Error};
-use crate::host::layout::{Access, Layout, StateRoot};
-use crate::host::obstacle::{Step, explained};
+use crate::host::layout::{Layout, RootAccess, StateRoot};
+use crate::host::obstacle::{FailedStep, explained};
 use crate::spec::BoxId;
 
 /// Creates the state root if it is missing, and checks that it belongs to the caller and
@@ -30,7 +30,7 @@ fn cannot_use(layout: &Layout, error: io::Error) -> Error {
         Some(parent) => failed
             .caused_by(format!("there is no directory {}", parent.display()))
             .with_hint(format!("make that first, or {hint}")),
-        None => explained(failed.caused_by(error).with_hint(hint), Step::StateRoot),
+        None => explained(failed.caused_by(error).with_hint(hint), FailedStep::StateRoot),
     }
 }
 
@@ -87,8 +87,10 @@ pub fn boxes_if_any(root: &StateRoot) -> Result<Option<OwnedFd>, Error> {
 /// The directory of all records. Opening it to change boxes makes it.
 pub fn boxes(root: &StateRoot) -> Result<OwnedFd, Error> {
     match root.access {
-        Access::ReadWrite => open_boxes(&root.layout).context(|| cannot_open(root)),
-        Access::ReadOnly => boxes_if_any(root)?.ok_or(Errno::NOENT).context(|| cannot_open(root)),
+        RootAccess::ReadWrite => open_boxes(&root.layout).context(|| cannot_open(root)),
+        RootAccess::ReadOnly => {
+            boxes_if_any(root)?.ok_or(Errno::NOENT).context(|| cannot_open(root))
+        }
     }
 }
 

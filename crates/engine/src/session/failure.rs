@@ -9,7 +9,7 @@ use tare_control::{LaunchStep, SetupStep};
 use tare_kernel::spawn::SpawnStep;
 
 use crate::error::{Error, ErrorKind, Hint, LimitName};
-use crate::host::obstacle::{self, Step};
+use crate::host::obstacle::{self, FailedStep};
 
 /// Returns the error for a process that failed before it became the keeper.
 pub fn birth(step: SpawnStep, error: io::Error) -> Error {
@@ -38,7 +38,7 @@ pub fn setup(step: SetupStep, subject: &str, errno: i32) -> Error {
         Some(hint) => error.with_hint(hint),
         None => error,
     };
-    obstacle::explained(error, Step::Setup(step))
+    obstacle::explained(error, FailedStep::Setup(step))
 }
 
 fn setup_message(step: SetupStep, subject: &str) -> String {

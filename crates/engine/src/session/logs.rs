@@ -13,7 +13,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
-use tare_control::log::{End, Entry, FILE_NAMES, ReadError, Reader};
+use tare_control::log::{Entry, FILE_NAMES, LogEnd, ReadError, Reader};
 use tare_kernel::fds::open_regular;
 use tare_kernel::watch::{Mark, Watch};
 
@@ -24,7 +24,7 @@ pub use tare_control::log::Stream;
 
 /// Some output, as the keeper received it. It may have several lines, or half of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Record<'a> {
+pub struct LogRecord<'a> {
     pub time: Timestamp,
     pub stream: Stream,
     pub bytes: &'a [u8],
@@ -39,7 +39,7 @@ pub struct Logs {
     since: Option<Timestamp>,
     skip: Skip,
     /// Where to stop. `None` to follow the log.
-    end: Option<End>,
+    end: Option<LogEnd>,
 }
 
 /// The part of a log before the last lines.
@@ -106,12 +106,12 @@ impl Logs {
 
     /// Returns the next record; `None` if there is none yet. After an error there are no more
     /// records.
-    pub fn next_record(&mut self) -> Result<Option<Record<'_>>, Error> {
+    pub fn next_record(&mut self) -> Result<Option<LogRecord<'_>>, Error> {
         while let Some(entry) = self.next_entry(self.end)? {
             let length = self.reader.bytes().len();
             let skipped = self.skip.skipped(&entry, self.reader.bytes());
             if skipped < length {
-                return Ok(Some(Record {
+                return Ok(Some(LogRecord {
                     time: Timestamp::from_ms(entry.time_ms),
                     stream: entry.stream,
                     bytes: &self.reader.bytes()[skipped..],
@@ -150,7 +150,7 @@ impl Logs {
     }
 
     /// Returns the next record before this end that is not too old.
-    fn next_entry(&mut self, end: Option<End>) -> Result<Option<Entry>, Error> {
+    fn next_entry(&mut self, end: Option<LogEnd>) -> Result<Option<Entry>, Error> {
         let mut next = || match &end {
             Some(end) => self.reader.next_entry_before(end),
             None => self.reader.next_entry(),
@@ -164,7 +164,7 @@ impl Logs {
     }
 
     /// Counts lines from the beginning, at most this many.
-    fn count(&mut self, lines_max: u64, end: End) -> Result<LineCount, Error> {
+    fn count(&mut self, lines_max: u64, end: LogEnd) -> Result<LineCount, Error> {
         self.rewind();
         let mut count = LineCount::default();
         while count.counted.lines() < lines_max {
@@ -308,7 +308,7 @@ mod tests {
         written.out(1000, "a\n");
         let mut logs = written.logs();
         let record = logs.next_record().unwrap().unwrap();
-        let expected = Record {
+        let expected = LogRecord {
             time: Timestamp::from_ms(1000),
             stream: Stream::Stdout,
             bytes: b"a\n",

@@ -21,7 +21,7 @@ use tare_kernel::signals;
 use crate::programs::{DONE, FAILED, open_directory, say};
 
 /// Why nothing, or not all, was copied: the exit code and a sentence.
-type Failure = (u8, String);
+type CopyFailure = (u8, String);
 
 /// Writes an archive of the file or directory at `path`.
 pub fn pack(path: &[u8]) -> u8 {
@@ -40,7 +40,7 @@ pub fn unpack(path: &[u8]) -> u8 {
     conclude(try_unpack(Path::new(OsStr::from_bytes(path))))
 }
 
-fn conclude(result: Result<(), Failure>) -> u8 {
+fn conclude(result: Result<(), CopyFailure>) -> u8 {
     match result {
         Ok(()) => DONE,
         Err((code, why)) => {
@@ -54,7 +54,7 @@ fn conclude(result: Result<(), Failure>) -> u8 {
 /// Writes to a stream, from a directory, the entry of this name, under another name.
 type Pack = fn(&mut dyn Write, BorrowedFd<'_>, &[u8], &[u8]) -> Result<(), tare_archive::Error>;
 
-fn try_pack(path: &[u8], pack: Pack) -> Result<(), Failure> {
+fn try_pack(path: &[u8], pack: Pack) -> Result<(), CopyFailure> {
     let path = Path::new(OsStr::from_bytes(path));
     let failing = |error: io::Error| (FAILED, format!("cannot read {}: {error}", path.display()));
     let (directory, entry) = place(path);
@@ -77,7 +77,7 @@ fn try_pack(path: &[u8], pack: Pack) -> Result<(), Failure> {
     })
 }
 
-fn try_unpack(path: &Path) -> Result<(), Failure> {
+fn try_unpack(path: &Path) -> Result<(), CopyFailure> {
     let failing =
         |why: &dyn Display| (FAILED, format!("cannot write to {}: {why}", path.display()));
     let (into, found) = match fs::metadata(path) {

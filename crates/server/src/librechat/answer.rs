@@ -9,8 +9,8 @@ use tare_engine::spec::name;
 
 use crate::http::text::Encoding;
 use crate::librechat::run::box_spec::DATA;
-use crate::librechat::run::inputs::Input;
-use crate::librechat::run::outputs::{Collected, OutputFile, SkipReason, Skipped};
+use crate::librechat::run::inputs::SessionInput;
+use crate::librechat::run::outputs::{Collected, LeftFile, SkipReason, Skipped};
 use crate::store::id::Id;
 use crate::work::outcome::RunOutput;
 
@@ -212,10 +212,10 @@ fn reason(cause: Cause, signal: Option<&str>) -> Option<String> {
 }
 
 impl FileShown {
-    fn of(left: OutputFile) -> Self {
-        let (Input { name, object, .. }, inherited) = match left {
-            OutputFile::Inherited(input) => (input, true),
-            OutputFile::Kept(input) => (input, false),
+    fn of(left: LeftFile) -> Self {
+        let (SessionInput { name, object, .. }, inherited) = match left {
+            LeftFile::Inherited(input) => (input, true),
+            LeftFile::Kept(input) => (input, false),
         };
         let origin = object.modified_from.filter(|_| !inherited);
         Self {
@@ -235,7 +235,7 @@ fn delivery(collected: &Collected) -> Option<Delivery> {
     if collected.failed == 0 {
         return None;
     }
-    let kept = |left: &&OutputFile| matches!(left, OutputFile::Kept(_));
+    let kept = |left: &&LeftFile| matches!(left, LeftFile::Kept(_));
     let delivered = collected.left.iter().filter(kept).count();
     Some(Delivery {
         code: "artifact_delivery_failed",

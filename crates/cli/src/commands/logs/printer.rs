@@ -8,7 +8,7 @@ use std::os::fd::BorrowedFd;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, write};
 use rustix::termios::isatty;
-use tare_engine::logs::{Record, Stream};
+use tare_engine::logs::{LogRecord, Stream};
 
 use crate::commands::logs::visible::ControlEscaper;
 use crate::stdio::Caller;
@@ -53,7 +53,7 @@ impl<'fd> Printer<'fd> {
         self.stdout.fd
     }
 
-    pub fn print(&mut self, record: &Record<'_>) -> Result<(), Errno> {
+    pub fn print(&mut self, record: &LogRecord<'_>) -> Result<(), Errno> {
         if record.stream != self.latest {
             self.flush()?;
             self.latest = record.stream;
@@ -164,7 +164,7 @@ mod tests {
         };
         let mut printer = Printer::new(caller, prefix, Controls::VisibleOnTerminals);
         for (time_ms, (stream, text)) in (TIME..).zip(records) {
-            let record = Record {
+            let record = LogRecord {
                 time: Timestamp::from_ms(time_ms),
                 stream: *stream,
                 bytes: text.as_bytes(),

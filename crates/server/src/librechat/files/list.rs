@@ -15,7 +15,7 @@ use crate::librechat::state::LibreChat;
 use crate::store::Object;
 
 #[derive(Debug, Deserialize)]
-pub struct ListQuery {
+pub struct FilesQuery {
     #[serde(default)]
     detail: Detail,
 }
@@ -34,7 +34,7 @@ enum Detail {
 pub async fn list(
     State(app): State<LibreChat>,
     Path(session): Path<String>,
-    query: Result<Query<ListQuery>, QueryRejection>,
+    query: Result<Query<FilesQuery>, QueryRejection>,
     access: FileAccess,
 ) -> Result<Json<Vec<Value>>, ServiceError> {
     let session = parsed(&session)?;

@@ -12,8 +12,8 @@ use crate::http::extract::Json;
 use crate::librechat::answer::Answer;
 use crate::librechat::files::upload::USER_ID_BYTES_MAX;
 use crate::librechat::run::box_spec::CodeRun;
-use crate::librechat::run::inputs::{self, FileRef, Inputs};
-use crate::librechat::run::outputs::{Collected, OutputFile, Outputs};
+use crate::librechat::run::inputs::{self, FileRef, SessionInputs};
+use crate::librechat::run::outputs::{Collected, LeftFile, Outputs};
 use crate::librechat::run::session::{self, Hint};
 use crate::librechat::state::LibreChat;
 use crate::librechat::tools::calls::{self, Call, Forged};
@@ -26,7 +26,7 @@ use crate::work::run_request::{Collect, RunRequest};
 
 /// The body of a request. Unknown fields are ignored: clients of all ages send them.
 #[derive(Debug, Deserialize)]
-pub struct ExecRequest {
+pub struct CodeRequest {
     pub code: String,
     pub lang: String,
     #[serde(default, deserialize_with = "few_or_none::<_, _, ARGUMENTS_MAX>")]
@@ -80,7 +80,7 @@ pub async fn exec(
     Extension(principal): Extension<Principal>,
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
-    Json(request): Json<ExecRequest>,
+    Json(request): Json<CodeRequest>,
 ) -> Result<axum::Json<Answer>, ServiceError> {
     let executed = execute(&app, &principal, &caller, request);
     let answer = cancel::unless_cancelled(&app, &principal, &headers, executed).await?;
@@ -91,7 +91,7 @@ async fn execute(
     app: &LibreChat,
     principal: &Principal,
     caller: &Caller,
-    request: ExecRequest,
+    request: CodeRequest,
 ) -> Result<Answer, ServiceError> {
     if request.workspace_instance_id.is_some() {
         return Err(attached::mismatch());
@@ -117,7 +117,7 @@ async fn execute(
 /// Code to run, with its files.
 pub struct LibreChatRun {
     pub work: CodeRun,
-    pub inputs: Inputs,
+    pub inputs: SessionInputs,
     pub outputs: Outputs,
     /// Whether the answer lists unchanged inputs. First-generation clients take every listed file
     /// for one that this execution made, and then look for it in the wrong session.
@@ -167,7 +167,7 @@ impl LibreChatRun {
         let nothing = || (Outputs::of_failed(&self.inputs), Ok(Vec::new()));
         let (mut collected, calls) = output.collected.take().unwrap_or_else(nothing);
         if !self.lists_inherited {
-            collected.left.retain(|file| matches!(file, OutputFile::Kept(_)));
+            collected.left.retain(|file| matches!(file, LeftFile::Kept(_)));
         }
         Ok((Answer::new(output, session, collected), calls))
     }
@@ -175,7 +175,7 @@ impl LibreChatRun {
 
 fn collect(
     outputs: Outputs,
-    inputs: Inputs,
+    inputs: SessionInputs,
     language: Option<ToolLanguage>,
 ) -> Collect<(Collected, Result<Vec<Call>, Forged>)> {
     Box::new(move |files, end| {

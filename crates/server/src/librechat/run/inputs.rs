@@ -44,7 +44,7 @@ impl FileRef {
 
 /// A file that is copied into a box.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Input {
+pub struct SessionInput {
     /// The path below the box's data directory.
     pub name: String,
     pub object: Object,
@@ -54,7 +54,7 @@ pub struct Input {
 }
 
 /// The inputs by name. If two have the same name, the later one counts.
-pub type Inputs = BTreeMap<String, Input>;
+pub type SessionInputs = BTreeMap<String, SessionInput>;
 
 /// File times have whole seconds. Only a time that is at least this old proves that the file was not
 /// changed since.
@@ -70,14 +70,14 @@ pub async fn find(
     principal: &Principal,
     references: Vec<FileRef>,
     user_id: Option<&str>,
-) -> Result<Inputs, ServiceError> {
+) -> Result<SessionInputs, ServiceError> {
     if references.is_empty() {
-        return Ok(Inputs::new());
+        return Ok(SessionInputs::new());
     }
     let (principal, user_id) = (principal.clone(), user_id.map(str::to_owned));
     let find_all = app.files.call(&app.workers, move |store| {
         let find = |reference| find_one(store, &principal, reference, user_id.as_deref());
-        references.into_iter().map(find).collect::<Result<Inputs, ServiceError>>()
+        references.into_iter().map(find).collect::<Result<SessionInputs, ServiceError>>()
     });
     let inputs = find_all.await?;
     check_size(&inputs, app.config().librechat.boxes.scratch.0)?;
@@ -86,7 +86,7 @@ pub async fn find(
 
 /// A client sends all files of its conversation with every call. So their number has no limit of
 /// its own, and they only have to fit into the box.
-fn check_size(inputs: &Inputs, scratch_bytes: u64) -> Result<(), ServiceError> {
+fn check_size(inputs: &SessionInputs, scratch_bytes: u64) -> Result<(), ServiceError> {
     let bytes = inputs.values().map(|input| input.object.size).sum::<u64>();
     if bytes <= scratch_bytes {
         return Ok(());
@@ -102,7 +102,7 @@ fn find_one(
     principal: &Principal,
     reference: FileRef,
     user_id: Option<&str>,
-) -> Result<(String, Input), ServiceError> {
+) -> Result<(String, SessionInput), ServiceError> {
     let FileRef { name, .. } = &reference;
     name::check(name, NameRule::Nested)?;
     let session = reference.storage_session_id.as_ref();
@@ -116,7 +116,7 @@ fn find_one(
     let object = store.find(&session, &id)?.ok_or_else(|| gone(name))?;
     claim.check(principal, &object)?;
     let created = i64::try_from(object.created_at.as_ms() / 1000).unwrap_or(0);
-    let input = Input {
+    let input = SessionInput {
         name: name.clone(),
         object,
         mtime: Some(created.min(files::now() - MTIME_SETTLED_S)),
@@ -151,7 +151,7 @@ impl FileRef {
     }
 }
 
-impl Input {
+impl SessionInput {
     /// The file is opened when it is copied. It may have expired by then.
     pub fn file(&self, app: &LibreChat) -> InputFile {
         let (app, object) = (app.clone(), self.object.clone());

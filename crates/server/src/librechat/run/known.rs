@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use tare_engine::BoxId;
 
 use crate::error::ServiceError;
-use crate::librechat::run::inputs::Inputs;
+use crate::librechat::run::inputs::SessionInputs;
 use crate::librechat::state::LibreChat;
 use crate::store::id::Id;
 use crate::store::{Object, Origin, Store};
@@ -16,7 +16,7 @@ use crate::store::{Object, Origin, Store};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Entry {
     box_id: BoxId,
-    files: Inputs,
+    files: SessionInputs,
 }
 
 /// The files of one session, for a call that has its turn.
@@ -24,7 +24,7 @@ pub struct Known {
     app: LibreChat,
     session: String,
     box_id: BoxId,
-    files: Inputs,
+    files: SessionInputs,
 }
 
 impl Known {
@@ -41,13 +41,13 @@ impl Known {
         Ok(Self { app: app.clone(), session: session.to_owned(), box_id, files })
     }
 
-    pub fn files(&self) -> &Inputs {
+    pub fn files(&self) -> &SessionInputs {
         &self.files
     }
 
     /// Returns the inputs that the box does not have. If the session has changed an input, the changed
     /// file stays. Parallel calls, and calls of a later turn, still name the original.
-    pub async fn missing(&self, inputs: &Inputs) -> Result<Inputs, ServiceError> {
+    pub async fn missing(&self, inputs: &SessionInputs) -> Result<SessionInputs, ServiceError> {
         let mut missing = inputs.clone();
         missing.retain(|name, input| {
             self.files.get(name).is_none_or(|there| there.object.id != input.object.id)
@@ -68,7 +68,7 @@ impl Known {
 
     /// Stores the list. Writes nothing if nothing changed: a session without files needs no
     /// directory.
-    pub async fn set(&mut self, files: Inputs) -> Result<(), ServiceError> {
+    pub async fn set(&mut self, files: SessionInputs) -> Result<(), ServiceError> {
         if files == self.files {
             return Ok(());
         }

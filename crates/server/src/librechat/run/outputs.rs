@@ -14,7 +14,7 @@ use tare_engine::spec::defaults::HOME;
 
 use crate::error::ServiceError;
 use crate::librechat::files::name::{self, NameRule};
-use crate::librechat::run::inputs::{self, Input, Inputs};
+use crate::librechat::run::inputs::{self, SessionInput, SessionInputs};
 use crate::librechat::state::LibreChat;
 use crate::store::id::Id;
 use crate::store::owner::Owner;
@@ -34,7 +34,7 @@ pub struct Outputs {
 /// The files after an execution.
 #[derive(Debug, Default)]
 pub struct Collected {
-    pub left: Vec<OutputFile>,
+    pub left: Vec<LeftFile>,
     /// Names of inputs that were deleted.
     pub deleted: Vec<String>,
     pub skipped: Skipped,
@@ -43,11 +43,11 @@ pub struct Collected {
 }
 
 #[derive(Debug)]
-pub enum OutputFile {
+pub enum LeftFile {
     /// An unchanged or read-only input.
-    Inherited(Input),
+    Inherited(SessionInput),
     /// A new or changed file, which a later execution can use as an input.
-    Kept(Input),
+    Kept(SessionInput),
 }
 
 /// Files that are not outputs because of a limit. The program chooses the names, which can be as
@@ -84,9 +84,9 @@ const SKIPPED_CHARACTERS_MAX: usize = 256;
 
 impl Outputs {
     /// The files of a failed program: none is kept, which clients tell the model.
-    pub fn of_failed(inputs: &Inputs) -> Collected {
+    pub fn of_failed(inputs: &SessionInputs) -> Collected {
         Collected {
-            left: inputs.values().cloned().map(OutputFile::Inherited).collect(),
+            left: inputs.values().cloned().map(LeftFile::Inherited).collect(),
             ..Collected::default()
         }
     }
@@ -94,7 +94,7 @@ impl Outputs {
     /// Collects the files of the box's data directory. A program can prevent this, for example by
     /// stopping the copy process or by locking its directory. Its output is still returned, and the
     /// missing files are reported as not delivered.
-    pub fn collect(&self, files: BoxFiles<'_>, inputs: &Inputs) -> Collected {
+    pub fn collect(&self, files: BoxFiles<'_>, inputs: &SessionInputs) -> Collected {
         let mut collected = Collected::default();
         let mut seen = BTreeSet::new();
         let received = files.read(Path::new(HOME), |archive| {
@@ -107,11 +107,11 @@ impl Outputs {
             }
             // An input that was not seen may be in a directory that the program made unreadable.
             Ok(((), Copied::AllBut(_))) => {
-                collected.left.extend(unseen.cloned().map(OutputFile::Inherited));
+                collected.left.extend(unseen.cloned().map(LeftFile::Inherited));
             }
             Err(_) => {
                 collected.failed += 1;
-                collected.left.extend(unseen.cloned().map(OutputFile::Inherited));
+                collected.left.extend(unseen.cloned().map(LeftFile::Inherited));
             }
         }
         collected
@@ -120,7 +120,7 @@ impl Outputs {
     fn receive(
         &self,
         archive: &mut Reader<'_>,
-        inputs: &Inputs,
+        inputs: &SessionInputs,
         seen: &mut BTreeSet<String>,
         collected: &mut Collected,
     ) -> Result<(), tare_archive::Error> {
@@ -133,12 +133,12 @@ impl Outputs {
                 continue;
             }
             let input = inputs.get(&name);
-            let is_unchanged = |input: &&Input| {
+            let is_unchanged = |input: &&SessionInput| {
                 let same = input.object.size == size && input.mtime == Some(entry.mtime);
                 same || input.object.read_only
             };
             if let Some(input) = input.filter(is_unchanged) {
-                collected.left.push(OutputFile::Inherited(input.clone()));
+                collected.left.push(LeftFile::Inherited(input.clone()));
             } else if collected.kept() >= self.files_max {
                 collected.skip(&name, SkipReason::MaxFiles);
             } else {
@@ -157,7 +157,7 @@ impl Outputs {
         archive: &mut Reader<'_>,
         name: String,
         mtime: i64,
-        input: Option<&Input>,
+        input: Option<&SessionInput>,
         collected: &mut Collected,
     ) -> Result<(), tare_archive::Error> {
         let mut incoming = self.begin();
@@ -189,10 +189,10 @@ impl Outputs {
             Ok(object) if input.is_some_and(|input| input.object.sha256 == object.sha256) => {
                 self.drop_copy(&object);
                 let mtime = inputs::mtime_if_usable(mtime);
-                let same = input.cloned().map(|input| Input { mtime, ..input });
-                collected.left.extend(same.map(OutputFile::Inherited));
+                let same = input.cloned().map(|input| SessionInput { mtime, ..input });
+                collected.left.extend(same.map(LeftFile::Inherited));
             }
-            Ok(object) => collected.left.push(OutputFile::Kept(Input {
+            Ok(object) => collected.left.push(LeftFile::Kept(SessionInput {
                 name,
                 object,
                 mtime: inputs::mtime_if_usable(mtime),
@@ -221,7 +221,7 @@ impl Outputs {
 
 impl Collected {
     fn kept(&self) -> usize {
-        self.left.iter().filter(|left| matches!(left, OutputFile::Kept(_))).count()
+        self.left.iter().filter(|left| matches!(left, LeftFile::Kept(_))).count()
     }
 
     fn skip(&mut self, name: &str, reason: SkipReason) {

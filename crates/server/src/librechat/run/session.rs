@@ -16,9 +16,9 @@ use crate::admission::Caller;
 use crate::error::ServiceError;
 use crate::librechat::answer::{Answer, Runtime, RuntimeStatus};
 use crate::librechat::run::exec::LibreChatRun;
-use crate::librechat::run::inputs::Inputs;
+use crate::librechat::run::inputs::SessionInputs;
 use crate::librechat::run::known::Known;
-use crate::librechat::run::outputs::{Collected, OutputFile, Outputs};
+use crate::librechat::run::outputs::{Collected, LeftFile, Outputs};
 use crate::librechat::run::queue::SessionTurn;
 use crate::librechat::state::LibreChat;
 use crate::store::owner::Principal;
@@ -133,7 +133,7 @@ impl SessionCall {
         &self,
         id: &BoxId,
         known: &mut Known,
-        inputs: &Inputs,
+        inputs: &SessionInputs,
         code: Vec<InputFile>,
     ) -> Result<(), ServiceError> {
         let missing = known.missing(inputs).await?;
@@ -159,7 +159,7 @@ impl SessionCall {
         id: &BoxId,
         output: &RunOutput,
         outputs: Outputs,
-        inputs: &Inputs,
+        inputs: &SessionInputs,
         known: &mut Known,
     ) -> Result<Collected, ServiceError> {
         if !output.end.is_success() {
@@ -175,11 +175,9 @@ impl SessionCall {
 }
 
 /// The files that the client knows after the execution.
-fn now_known(collected: &Collected) -> Inputs {
-    let input = |left: &OutputFile| match left {
-        OutputFile::Inherited(input) | OutputFile::Kept(input) => {
-            (input.name.clone(), input.clone())
-        }
+fn now_known(collected: &Collected) -> SessionInputs {
+    let input = |left: &LeftFile| match left {
+        LeftFile::Inherited(input) | LeftFile::Kept(input) => (input.name.clone(), input.clone()),
     };
     collected.left.iter().map(input).collect()
 }

@@ -20,12 +20,12 @@ pub enum ToolResponse {
         partial_stderr: String,
     },
     /// The program has exited with 0.
-    Completed(Finished),
+    Completed(FinishedExecution),
     /// The program failed. Clients compare `error` with fixed texts.
     Error {
         error: String,
         #[serde(flatten)]
-        finished: Option<Finished>,
+        finished: Option<FinishedExecution>,
     },
 }
 
@@ -38,7 +38,7 @@ pub struct ToolCall {
 
 /// The result of a program that has ended.
 #[derive(Debug, Serialize)]
-pub struct Finished {
+pub struct FinishedExecution {
     session_id: Id,
     stdout: String,
     stderr: String,
@@ -57,12 +57,12 @@ impl ToolResponse {
     pub fn of(answer: Answer, calls_made: usize) -> Self {
         match answer.failure() {
             Some(error) => Self::failed(error, answer, calls_made),
-            None => Self::Completed(Finished::new(answer, calls_made)),
+            None => Self::Completed(FinishedExecution::new(answer, calls_made)),
         }
     }
 
     pub fn failed(error: String, answer: Answer, calls_made: usize) -> Self {
-        Self::Error { error, finished: Some(Finished::new(answer, calls_made)) }
+        Self::Error { error, finished: Some(FinishedExecution::new(answer, calls_made)) }
     }
 
     pub fn cancelled() -> Self {
@@ -70,7 +70,7 @@ impl ToolResponse {
     }
 }
 
-impl Finished {
+impl FinishedExecution {
     fn new(answer: Answer, tool_calls_made: usize) -> Self {
         Self {
             session_id: answer.session_id,

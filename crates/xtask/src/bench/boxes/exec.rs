@@ -33,10 +33,10 @@ pub fn measure(tare: &mut Tare, name: &str, rounds: usize) -> Result<Comparison,
     let view = View::ask(&ask);
     let library = library::subject(tare.state_root(), &id, COMMAND);
     let peers = [
-        (PLAIN, Peer::ready(Live::plain())),
-        (TARE, Peer::ready(Live::tare(tare, &id))),
-        (CRUN, Live::crun(tare.directory(), name, &view).and_then(Peer::ready)),
-        (PODMAN, Live::podman(tare.directory(), name, &view).and_then(Peer::ready)),
+        (PLAIN, ExecPeer::ready(Live::plain())),
+        (TARE, ExecPeer::ready(Live::tare(tare, &id))),
+        (CRUN, Live::crun(tare.directory(), name, &view).and_then(ExecPeer::ready)),
+        (PODMAN, Live::podman(tare.directory(), name, &view).and_then(ExecPeer::ready)),
     ];
     let outcomes = compare(library, peers.into(), rounds)?;
     tare.remove_all()?;
@@ -51,7 +51,7 @@ type Named<T> = (&'static str, T);
 /// the second.
 fn compare(
     library: Result<RunOnce<'static>, Failure>,
-    mut peers: Vec<Named<Result<Peer, Failure>>>,
+    mut peers: Vec<Named<Result<ExecPeer, Failure>>>,
     rounds: usize,
 ) -> Result<Vec<Named<Outcome>>, Failure> {
     let mut subjects: Vec<RunOnce<'_>> = Vec::new();
@@ -171,13 +171,13 @@ fn installed(program: &str) -> Result<(), Failure> {
 }
 
 /// A subject that has run a test command.
-struct Peer {
+struct ExecPeer {
     starter: Starter,
     exec: Launch,
     end: Option<Launch>,
 }
 
-impl Peer {
+impl ExecPeer {
     fn ready(live: Live) -> Result<Self, Failure> {
         let (control, exec) = (live.exec(CONTROL), live.exec(COMMAND));
         let mut peer = Self { starter: live.starter, exec, end: live.end };
@@ -230,9 +230,9 @@ mod tests {
     fn each_row_keeps_its_own_figure_when_others_are_absent() {
         let library: RunOnce<'static> = Box::new(|| Ok(Duration::from_secs(7)));
         let peers = vec![
-            (PLAIN, Peer::ready(Live::plain())),
+            (PLAIN, ExecPeer::ready(Live::plain())),
             (TARE, Err(Failure::new("no exec"))),
-            (CRUN, Peer::ready(Live::plain())),
+            (CRUN, ExecPeer::ready(Live::plain())),
         ];
         let outcomes = compare(Ok(library), peers, 2).unwrap();
         let names: Vec<&str> = outcomes.iter().map(|it| it.0).collect();
@@ -246,7 +246,7 @@ mod tests {
     fn what_does_not_run_its_command_is_not_ready() {
         let mut live = Live::plain();
         live.exec = Launch::new(["/bin/true"]);
-        let failure = Peer::ready(live).err().map(|it| it.to_string());
+        let failure = ExecPeer::ready(live).err().map(|it| it.to_string());
         assert_eq!(failure.as_deref(), Some("exit code 0, not exit code 37"));
     }
 }
