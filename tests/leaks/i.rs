@@ -123,6 +123,10 @@ fn failed_spawns_release_their_slots() {
     case.remove(&id);
 }
 
+fn headers() -> [(&'static str, &'static str); 1] {
+    [("Content-Type", "application/json")]
+}
+
 /// I8, centaur and hezo: warm boxes of a dead process were left behind, and claims on others were
 /// never returned.
 #[test]
@@ -138,8 +142,7 @@ fn boxes_that_wait_end_with_the_server_that_made_them() {
         eventually("the pools are full", || warm() == 5);
         // One box is claimed when the server dies.
         let run = json!({ "command": ["sleep", "1000"] }).to_string();
-        let headers = [("Content-Type", "application/json")];
-        let _client = server.send("POST", "/v1/run", &headers, run.as_bytes());
+        let _client = server.send("POST", "/v1/run", &headers(), run.as_bytes());
         eventually("one is claimed", || {
             case.call(["ls", "-q", "--filter", "state=running"]).stdout_text().lines().count() == 1
         });
@@ -152,6 +155,19 @@ fn boxes_that_wait_end_with_the_server_that_made_them() {
         eventually("it has looked", || server.log().contains("recovered"));
         assert_eq!(case.call(["ls", "-aq"]).ok().stdout_text(), "");
         server.stop();
+    }
+    // At any moment: while boxes are made, while they wait, while interpreters start.
+    for number in 0..times(6, 60) {
+        let server = Server::start_configured(&case, &config.replace("'at start'", "'on demand'"));
+        let body = json!({ "language": "python", "code": "" }).to_string();
+        let _client = server.send("POST", "/v1/run", &headers(), body.as_bytes());
+        tare_harness::let_pass(Duration::from_millis(number as u64 * 31 % 190));
+        server.kill();
+        eventually("everything of the boxes has ended", || {
+            tare_harness::box_processes().iter().all(|one| one.is_zombie)
+        });
+        case.call(["sweep"]).ok();
+        case.call(["audit", "--wait"]).ok();
     }
     case.nothing_left();
 }

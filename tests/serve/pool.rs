@@ -411,6 +411,19 @@ fn modules_are_imported_before_the_call() {
     server.stop();
 }
 
+#[test]
+fn what_a_module_prints_before_the_call_is_not_for_the_client() {
+    if !has_program("python3") {
+        skip!("there is no python3");
+    }
+    let tare = tare!();
+    // It prints a poem.
+    let server = Server::start_configured(&tare, &format!("{PYTHON}preload = ['this']\n"));
+    let body = json!({ "language": "python", "code": "import this\nprint(1)" });
+    assert_eq!(in_waiting(&server, &body)["stdout"], "1\n");
+    server.stop();
+}
+
 /// A box that waits must not cost anything for ever.
 #[test]
 fn boxes_that_no_request_wants_end_after_the_idle_time() {

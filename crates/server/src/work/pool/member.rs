@@ -13,6 +13,8 @@ use crate::work::pool::shape::{Interpreter, Shape};
 
 /// How long an interpreter may take to start and to import its modules.
 const READY_WITHIN: Duration = Duration::from_secs(60);
+/// What an interpreter writes when it waits.
+const READY: [u8; 1] = [0];
 /// How much of what a failed interpreter wrote is read.
 const ERROR_BYTES_MAX: usize = 64 << 10;
 
@@ -139,10 +141,14 @@ fn start(
         return Err(Error::failed("an interpreter has no output"));
     };
     let until = Instant::now() + READY_WITHIN;
-    match read(stdout.as_fd(), &mut [0], until)? {
-        1 => Ok(process),
-        _ => Err(failure(stderr.as_fd(), until)),
+    // What modules print when they are imported is not for a client.
+    let mut byte = [1];
+    while byte != READY {
+        if read(stdout.as_fd(), &mut byte, until)? == 0 {
+            return Err(failure(stderr.as_fd(), until));
+        }
     }
+    Ok(process)
 }
 
 /// Returns the error for an interpreter that ended: the last line that it wrote.

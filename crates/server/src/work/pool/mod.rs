@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use tare_engine::spec::Spec;
-use tare_engine::{Error, Level, reason};
+use tare_engine::{Error, Gauge, Level, reason};
 use tokio::sync::Notify;
 
 use crate::admission::Admitted;
@@ -319,7 +319,8 @@ impl Service {
     /// The gauge of boxes does not count: it is exact, and a request that needs the room gets it.
     fn is_under_pressure(&self) -> bool {
         let measured = self.admission.pressure.measured();
-        measured.readings.iter().any(|(_, level)| *level >= Level::Alert)
+        let others = measured.readings.iter().filter(|(it, _)| it.gauge != Gauge::Boxes);
+        others.into_iter().any(|(_, level)| *level >= Level::Alert)
     }
 
     /// Makes one box that was counted as being made.

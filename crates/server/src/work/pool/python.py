@@ -17,6 +17,7 @@ def launch():
             data += part
         return data
 
+    sys.stdout.flush()
     os.write(1, b"\0")
     order = read(int(read(16), 16))
     at = 0
