@@ -66,13 +66,25 @@ pub fn perform(options: &ServeOptions) -> Result<(), Failure> {
         peer: Request::run(command),
         concurrency: None,
     };
+    let code =
+        || Request { path: "/v1/run", body: json!({ "language": "python", "code": "print(1)" }) };
+    let printing = Work {
+        name: "python print(1), waiting".to_owned(),
+        printed: "1\n",
+        tare: code(),
+        peer: match options.earlier {
+            Some(_) => code(),
+            None => Request::run(&["/usr/bin/python3", "-c", "print(1)"]),
+        },
+        concurrency: None,
+    };
     let comparison = ServeComparison {
         name: "serve",
         load: options.load,
         concurrency: &options.concurrency,
         packages: None,
         earlier: options.earlier.as_deref(),
-        work: COMMANDS.map(work).into(),
+        work: COMMANDS.map(work).into_iter().chain([printing]).collect(),
     };
     comparison.perform(&Workspace::alone()?, options.json.clone())
 }

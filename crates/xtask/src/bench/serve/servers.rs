@@ -98,7 +98,9 @@ impl Setting<'_> {
     /// Its files are separate from those of a server on this host.
     fn configuration(&self) -> String {
         let files = self.footprint.directory().join("files");
-        let files = format!("[files]\ndirectory = '{}'\n", files.display());
+        // An earlier tare may not know pools.
+        let pool = if self.earlier.is_some() { "" } else { "[pool.python]\nwarm = 8\n" };
+        let files = format!("{pool}[files]\ndirectory = '{}'\n", files.display());
         match self.packages.map(Path::display) {
             Some(packages) => format!("{files}[librechat.boxes]\npackages = '{packages}'\n"),
             None => files,
