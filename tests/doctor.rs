@@ -46,6 +46,40 @@ fn the_doctor_sees_users_without_privileges_too() {
     says_all(&output);
 }
 
+/// Only a box shows which cgroups boxes get.
+#[test]
+fn doctor_names_no_cgroup_parent_that_boxes_do_not_get() {
+    boxes_get_the_cgroups_that_doctor_names(&tare!());
+    boxes_get_the_cgroups_that_doctor_names(&tare!(unprivileged));
+}
+
+#[track_caller]
+fn boxes_get_the_cgroups_that_doctor_names(tare: &Tare) {
+    let checks = tare.json(["doctor", "--json"])["checks"].clone();
+    let row = checks.as_array().expect("an array").iter().find(|it| it["what"] == "cgroup parent");
+    let row = row.unwrap_or_else(|| panic!("{checks}"));
+    let running = tare.spawn(["--quiet", "--name", "web", "--", "sh", "-c", "echo up; sleep 1000"]);
+    running.see("up");
+    let holdings = tare.json(["inspect", "web"])[0]["holdings"].clone();
+    let holdings = holdings.as_array().expect("an array").iter();
+    let cgroups: Vec<&str> = holdings
+        .filter(|one| one["kind"] == "cgroup")
+        .map(|one| one["what"].as_str().expect("a text"))
+        .collect();
+    let found = row["found"].as_str().expect("a text");
+    match found.strip_prefix("attached boxes are made below ") {
+        Some(parents) => {
+            for parent in parents.split(", ") {
+                let is_below = |it: &&str| it.starts_with(&format!("{parent}/tare-"));
+                assert!(cgroups.iter().any(is_below), "{found}: {cgroups:?}");
+            }
+        }
+        None => assert_eq!(found == "boxes have no cgroup", cgroups.is_empty(), "{row}"),
+    }
+    tare.call(["rm", "-f", "web"]).ok();
+    running.wait();
+}
+
 #[test]
 fn the_doctor_takes_no_arguments() {
     let tare = tare!();

@@ -1,5 +1,8 @@
 //! What a box is made of, and whether this host has it.
 
+use std::path::Path;
+
+use rustix::fs::{Access, access};
 use rustix::process::{Resource, getpid, getrlimit};
 use tare_kernel::process::Process;
 
@@ -86,9 +89,16 @@ fn cgroup_parent(probe: &Probe) -> Option<Answer> {
     let roots = &probe.engine.cgroups;
     let own_text = probe.files.read("/proc/self/cgroup").unwrap_or_default();
     let attached = roots.of_caller(&own_text, roots.clone());
+    // A box gets a cgroup only where this user may make a directory.
+    let is_writable = |it: &&Path| access(*it, Access::WRITE_OK | Access::EXEC_OK).is_ok();
+    if !attached.all().iter().any(is_writable) {
+        let how = "this user may make none in any hierarchy; the line above names the limits";
+        return Some(warn("boxes have no cgroup", how));
+    }
     let own: Vec<String> = attached
         .all()
         .into_iter()
+        .filter(is_writable)
         .filter(|it| !roots.all().contains(it))
         .map(|it| it.display().to_string())
         .collect();
