@@ -196,6 +196,25 @@ fn sweep_removes_a_damaged_record_only_if_no_process_of_its_box_lives() {
     tare.remove(&alive);
 }
 
+/// `rm -f` refuses such a directory, so the sweep must not suggest it.
+#[test]
+fn sweep_says_what_to_do_about_a_foreign_directory_among_the_records() {
+    let tare = tare!();
+    tare.run(["--", "true"]).ok();
+    let foreign = tare.record("aaaaaaaaaaaa");
+    fs::create_dir_all(&foreign).unwrap();
+    fs::write(foreign.join("mine"), "mine").unwrap();
+    let told = tare.call(["audit"]).exited(1).stdout_text();
+    let swept = tare.call(["sweep"]).exited(1).stdout_text();
+    for text in [told, swept] {
+        assert!(text.contains("move it elsewhere"), "{text}");
+        assert!(!text.contains("rm -f"), "{text}");
+    }
+    tare.call(["rm", "-f", "aaaaaaaaaaaa"]).exited(1).said(&["move it elsewhere"]);
+    assert_eq!(fs::read_to_string(foreign.join("mine")).unwrap(), "mine");
+    fs::remove_dir_all(foreign).unwrap();
+}
+
 /// A sweep that waited for its own lock would block every creation.
 #[test]
 fn a_file_in_the_place_of_a_record_is_removed_and_delays_nothing() {

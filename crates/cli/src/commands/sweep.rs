@@ -73,7 +73,8 @@ fn line(one: &Swept) -> String {
     let found = escaped(&one.found.join("; "));
     let why = match &one.outcome {
         Outcome::Stuck { step, reason } => escaped(&format!(": {step}: {reason}")),
-        Outcome::Planned | Outcome::Done | Outcome::Busy | Outcome::Left => String::new(),
+        Outcome::Left => format!(" ({})", one.remedy.unwrap_or("'tare rm -f' ends it")),
+        Outcome::Planned | Outcome::Done | Outcome::Busy => String::new(),
     };
     format!("{:<12}  {found}{why}\n", word(&one.outcome, one.action))
 }
@@ -102,7 +103,7 @@ fn summary(swept: &[Swept]) -> String {
         (count(|it| matches!(it, Outcome::Planned)), "to do; nothing was changed"),
         (count(|it| matches!(it, Outcome::Done)), "done"),
         (count(|it| matches!(it, Outcome::Busy)), "left to another command"),
-        (left, "left alone: 'tare rm -f' ends it"),
+        (left, "left alone"),
         (count(Outcome::is_stuck), "stuck: later commands try again"),
     ];
     let parts = parts.into_iter().filter(|(count, _)| *count > 0);

@@ -43,9 +43,12 @@ pub enum FindingKind {
     LostScratch,
     /// The record has a name that does not lead to the box.
     LostName { name: String },
-    /// The record cannot be trusted.
-    Record { why: String },
+    /// The record cannot be trusted. `remedy` is what the user can do about it.
+    Record { why: String, remedy: &'static str },
 }
+
+/// What a user can do about a box that only a user may end.
+const FORCE: &str = "'tare rm -f' ends it";
 
 /// The two lists of an audit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,7 +94,8 @@ impl Finding {
         match (self.action, &self.kind) {
             (Action::Remove | Action::Finish | Action::End, _) => None,
             (Action::Leave, FindingKind::Foreign { .. }) => Some("move it elsewhere"),
-            (Action::Leave, _) => Some("'tare rm -f' ends it"),
+            (Action::Leave, FindingKind::Record { remedy, .. }) => Some(remedy),
+            (Action::Leave, _) => Some(FORCE),
         }
     }
 }
@@ -145,7 +149,7 @@ impl FindingKind {
             Self::LostName { name } => {
                 format!("box {id} has the recorded name {name}, which does not lead to it")
             }
-            Self::Record { why } => format!("box {id}: {why}"),
+            Self::Record { why, .. } => format!("box {id}: {why}"),
         }
     }
 }
@@ -176,7 +180,7 @@ impl Serialize for Finding {
                 map.serialize_entry("name", name)?;
             }
             FindingKind::Foreign { path } => map.serialize_entry("path", path)?,
-            FindingKind::Record { why } => map.serialize_entry("why", why)?,
+            FindingKind::Record { why, .. } => map.serialize_entry("why", why)?,
             FindingKind::LostKeeper
             | FindingKind::LostCreator
             | FindingKind::PassedLease

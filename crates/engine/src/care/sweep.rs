@@ -35,6 +35,9 @@ pub struct Swept {
     pub action: Action,
     #[serde(flatten)]
     pub outcome: Outcome,
+    /// What a user can do about a box that is left alone.
+    #[serde(skip)]
+    pub remedy: Option<&'static str>,
     #[serde(skip)]
     was_stuck: bool,
 }
@@ -43,8 +46,10 @@ pub struct Swept {
 pub fn plan(root: &StateRoot) -> Result<Vec<Swept>, Error> {
     let comparison = compare(root, &HostObjects::read(root), None)?;
     let mut boxes: BTreeMap<BoxId, Swept> = BTreeMap::new();
-    let mut note = |id: &BoxId, text: &str, action: Action| {
-        boxes.entry(id.clone()).or_insert_with(|| Swept::new(id)).note(text, action);
+    let mut note = |id: &BoxId, text: &str, action: Action, remedy: Option<&'static str>| {
+        let one = boxes.entry(id.clone()).or_insert_with(|| Swept::new(id));
+        one.note(text, action);
+        one.remedy = one.remedy.or(remedy);
     };
     // Objects without a record come first.
     let (unrecorded, missing): (Vec<_>, Vec<_>) =
@@ -52,12 +57,12 @@ pub fn plan(root: &StateRoot) -> Result<Vec<Swept>, Error> {
     for finding in unrecorded.into_iter().chain(missing) {
         // A file that is not tare's belongs to no box, and only an audit reports it.
         if let Some(id) = &finding.id {
-            note(id, &finding.text, finding.action);
+            note(id, &finding.text, finding.action, finding.remedy());
         }
     }
     for compared in &comparison.boxes {
         if let Some((text, action)) = &compared.due {
-            note(&compared.id, text, *action);
+            note(&compared.id, text, *action, None);
         }
     }
     for compared in comparison.boxes.iter().filter(|compared| compared.is_stuck) {
@@ -100,6 +105,7 @@ impl Swept {
             found: Vec::new(),
             action: Action::Leave,
             outcome: Outcome::Planned,
+            remedy: None,
             was_stuck: false,
         }
     }
