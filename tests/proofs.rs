@@ -5,14 +5,15 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tare_harness::skip::{has_program, is_root};
 use tare_harness::witness::assert_untouched;
 use tare_harness::{
-    Output, Process, Running, Server, Tare, TemporaryDirectory, box_processes, eventually, skip,
-    tare, unified_hierarchy, unprivileged,
+    Output, Process, Running, Server, Tare, TemporaryDirectory, box_processes, eventually,
+    eventually_within, skip, tare, unified_hierarchy, unprivileged,
 };
 
 /// `sh -c SCRIPT sh ARGS`, all streams pipes.
@@ -101,6 +102,37 @@ fn without_privileges_a_stopped_newborn_keeper_dies_with_its_creator() {
         skip!("strace is not installed");
     }
     newborn_dies_with_its_creator(&tare);
+}
+
+/// strace holds the keeper in a system call, also when it is killed. A busy host takes as long.
+#[test]
+fn a_box_whose_creator_was_killed_is_never_stuck_while_its_keeper_dies() {
+    let tare = tare!();
+    if !has_program("strace") || !is_root() {
+        skip!("strace is not installed, or may not trace a keeper");
+    }
+    let hang = "inject=pivot_root:delay_enter=3000000";
+    let script = format!(
+        "exec strace -D -f -o /dev/null -e trace=pivot_root -e {hang} \
+         \"$TARE\" run -d --quiet -- sleep 1000"
+    );
+    let running = tare.spawn_script(&script);
+    let record = || {
+        let boxes = fs::read_dir(tare.state_root().join("boxes")).into_iter().flatten();
+        let path = boxes.flatten().next()?.path().join("record.json");
+        fs::read_to_string(path).ok()
+    };
+    eventually("its keeper is on record", || record().is_some_and(|it| it.contains("\"keeper\"")));
+    running.signal(Signal::KILL);
+    let mut states = Vec::new();
+    eventually_within(Duration::from_secs(30), "the box is gone", || {
+        states.extend(tare.list().iter().map(|one| one["state"].clone()));
+        let audit = tare.call(["audit"]);
+        assert!(audit.code == 0 || states.is_empty(), "{audit}");
+        record().is_none()
+    });
+    assert!(!states.iter().any(|state| state == "stuck"), "{states:?}");
+    running.wait();
 }
 
 /// A process that runs tare's binary and is not a keeper belongs to the user.

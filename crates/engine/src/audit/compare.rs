@@ -17,11 +17,11 @@ use std::time::Instant;
 
 use tare_kernel::clock::boot_ns;
 
-use crate::audit::census::Processes;
 use crate::audit::findings::{Action, Finding, FindingKind, action_about};
 use crate::audit::host_objects::HostObjects;
 use crate::audit::{AuditedBox, audited};
 use crate::error::{Context, Error};
+use crate::holdings::census::Processes;
 use crate::holdings::cgroup::CgroupReader;
 use crate::holdings::{name, uids};
 use crate::host::layout::{BoxAt, StateRoot};
@@ -30,7 +30,7 @@ use crate::host::state_root;
 use crate::observe::state::Duty;
 use crate::observe::{GOES_WITHIN, Observation, Ownership, identity, observe};
 use crate::record::Record;
-use crate::record::damage::{Damage, INCOMPLETE};
+use crate::record::damage::Damage;
 use crate::record::lines::Reason;
 use crate::spec::BoxId;
 
@@ -104,8 +104,9 @@ fn compare_one(
             ..unknown
         },
         Err(error) => {
-            let why = Damage::unreadable(&error).to_string();
-            let finding = Finding::missing(at.id, FindingKind::Record { why }, Action::Leave);
+            let damage = Damage::unreadable(&error);
+            let kind = FindingKind::Record { why: damage.to_string(), remedy: damage.remedy() };
+            let finding = Finding::missing(at.id, kind, Action::Leave);
             ComparedBox { findings: vec![finding], ..unknown }
         }
     }
@@ -146,20 +147,24 @@ fn missing(
     if observation.locked || may_be_new(boxes, observation) {
         return Vec::new();
     }
-    if let Some((why, _)) = observation.problem() {
+    if let Some((why, remedy)) = observation.problem() {
         let lives = || observation.keeper().is_some() || objects.has_life(at);
         let damage = observation.record.damage.as_ref();
         let action = damage.map_or(Action::Leave, |damage| action_about(damage, lives()));
-        return vec![finding(FindingKind::Record { why }, action)];
+        return vec![finding(FindingKind::Record { why, remedy }, action)];
     }
     let mut missing = Vec::new();
     match left_behind(at.id, observation) {
         Some(found) if awaits_cleanup(observation, &found) => return missing,
         Some(found) => missing.push(found),
         // The creator is gone, and nothing says that the box was detached.
-        None if observation.ownership == Ownership::NotYetDetached && !observation.has_ended() => {
-            let why = INCOMPLETE.to_owned();
-            missing.push(finding(FindingKind::Record { why }, Action::Leave));
+        None if observation.ownership == Ownership::NotYetDetached
+            && !observation.has_ended()
+            && !observation.dying =>
+        {
+            let damage = Damage::incomplete();
+            let kind = FindingKind::Record { why: damage.to_string(), remedy: damage.remedy() };
+            missing.push(finding(kind, Action::Leave));
         }
         None => {}
     }

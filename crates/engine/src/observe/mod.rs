@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use tare_control::journal::Journal;
 use tare_kernel::process::Process;
+use tare_kernel::procfs::Procfs;
 
 use crate::holdings::cgroup::{self, CgroupReader};
 use crate::host::layout::BoxAt;
@@ -37,6 +38,9 @@ pub struct Observation {
     pub paused: bool,
     /// The host was started again since the box was created.
     pub is_of_earlier_boot: bool,
+    /// The creator of a box that was not detached is gone or about to be, and takes the processes of
+    /// the box along: the kernel has told them to die, and some are not dead yet.
+    pub dying: bool,
     /// Processes are in the box's cgroup although no keeper was found.
     occupied: bool,
 }
@@ -103,6 +107,7 @@ fn look(at: BoxAt<'_>, mut record: Record, is_busy: fn(&Record) -> bool) -> Obse
         locked: !has_ended && !lives_alone && is_busy(&record),
         paused: lives_alone && journal.paused && CgroupReader::new(at, &record).is_frozen(),
         is_of_earlier_boot: created.is_some_and(|created| created.boot_id != at.root.host.boot_id),
+        dying: false,
         occupied: false,
         record,
         ownership,
@@ -110,6 +115,7 @@ fn look(at: BoxAt<'_>, mut record: Record, is_busy: fn(&Record) -> bool) -> Obse
         journal,
     };
     if !has_ended {
+        observation.dying = observation.is_dying(at);
         observation.find_contradiction(at);
     }
     observation
@@ -195,7 +201,7 @@ impl Observation {
             Ownership::Attached => None,
             Ownership::Unwritten if is_nothing_yet(&self.record) => None,
             // The process that has the lock is still at work.
-            Ownership::Unwritten | Ownership::NotYetDetached if self.locked => None,
+            Ownership::Unwritten | Ownership::NotYetDetached if self.locked || self.dying => None,
             Ownership::Unwritten | Ownership::NotYetDetached => {
                 self.lives_unrecorded(at).then_some(INCOMPLETE)
             }
@@ -204,6 +210,29 @@ impl Observation {
         if let Some(why) = why {
             self.record.damage.get_or_insert(Damage::Broken(why.to_owned()));
             self.ownership = Ownership::Damaged;
+        }
+    }
+
+    /// Returns whether the creator of a box that was not detached is gone, and every process of the
+    /// box dies. A busy host may take seconds to end them.
+    fn is_dying(&self, at: BoxAt<'_>) -> bool {
+        let goes_along = matches!(self.ownership, Ownership::Unwritten | Ownership::NotYetDetached);
+        if !goes_along || self.locked {
+            return false;
+        }
+        let Ok(procfs) = Procfs::open() else { return false };
+        // The kernel tells the keeper to die when its creator is dead, and closes the creator's
+        // descriptors a moment earlier.
+        let is_dying = |pid: i32| {
+            let parent = || procfs.stat(pid).map(|stat| stat.parent);
+            procfs.is_dying(pid) || parent().is_ok_and(|it| it > 1 && procfs.is_dying(it))
+        };
+        match self.keeper() {
+            Some(keeper) => is_dying(keeper.pid()),
+            None => {
+                let members = CgroupReader::new(at, &self.record).tree().members;
+                !members.is_empty() && members.into_iter().all(is_dying)
+            }
         }
     }
 

@@ -124,6 +124,7 @@ impl Observation {
                 State::Starting
             }
             (Ownership::NotYetDetached, KeeperState::Alive(_)) if self.locked => State::Starting,
+            (Ownership::NotYetDetached, KeeperState::Alive(_)) if self.dying => State::Stopping,
             // The creator is gone and the box lives, so the journal must be damaged.
             (Ownership::NotYetDetached, KeeperState::Alive(_)) => State::Stuck,
             (Ownership::Attached | Ownership::Detached, KeeperState::Alive(_)) => {
@@ -192,6 +193,10 @@ impl Observation {
         if self.is_of_earlier_boot {
             return Reason::Rebooted;
         }
+        // The journal of such a box is not read, so nothing else says that it was detached.
+        if self.has_ended() && self.record.lines.detached().is_some() {
+            return self.reason_after_end();
+        }
         let lines = &self.record.lines;
         match (self.ownership, &lines.ending) {
             (Ownership::NotYetDetached | Ownership::Detached, Some(ending)) => ending.why,
@@ -201,10 +206,17 @@ impl Observation {
             (Ownership::Damaged, _) => Reason::Requested,
             (Ownership::Detached, None) if lines.removing => Reason::Requested,
             (Ownership::Detached, None) if self.is_overdue(now_ns) => Reason::Overdue,
-            (Ownership::Detached, None) => match lines.detached() {
-                Some(options) if options.remove => Reason::RemoveAfterEnd,
-                Some(_) | None => Reason::Expired,
-            },
+            (Ownership::Detached, None) => self.reason_after_end(),
+        }
+    }
+
+    /// Why a detached box that has ended is removed.
+    fn reason_after_end(&self) -> Reason {
+        let lines = &self.record.lines;
+        match lines.detached() {
+            _ if lines.removing => Reason::Requested,
+            Some(options) if options.remove => Reason::RemoveAfterEnd,
+            Some(_) | None => Reason::Expired,
         }
     }
 
@@ -374,6 +386,7 @@ mod tests {
             Observation {
                 record: Record::of(lines),
                 ownership: self.ownership,
+                dying: false,
                 keeper: match self.keeper {
                     0 => KeeperState::NotRecorded,
                     ALIVE => {

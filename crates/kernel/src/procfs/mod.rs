@@ -57,6 +57,14 @@ impl Procfs {
         read_stat(&self.directory, &format!("{pid}/stat"))
     }
 
+    /// Returns whether a process is about to be gone: it exits, or a SIGKILL waits for it. A process
+    /// that is gone counts.
+    pub fn is_dying(&self, pid: i32) -> bool {
+        let Ok(stat) = self.stat(pid) else { return true };
+        let status = || self.text(&format!("{pid}/status")).unwrap_or_default();
+        stat.is_zombie || stat.is_exiting || has_pending_kill(&status())
+    }
+
     /// Returns the arguments of a process if the first one is `first`. Of other processes only
     /// the first argument is read.
     pub fn arguments_behind(&self, pid: i32, first: &CStr) -> Option<String> {
@@ -96,6 +104,8 @@ pub struct Stat {
     pub threads: u64,
     pub resident_bytes: u64,
     pub is_zombie: bool,
+    /// It executes no more of its program, and releases what it has.
+    pub is_exiting: bool,
     /// By a signal or by a debugger.
     pub is_stopped: bool,
 }
@@ -151,22 +161,37 @@ fn count_lines(file: &OwnedFd) -> rustix::io::Result<u64> {
 }
 
 /// Parses a `stat` file (proc_pid_stat(5)). The name in parentheses can contain anything.
+/// `PF_EXITING` (linux/sched.h).
+const EXITING: u64 = 4;
+
 /// Behind the last parenthesis come the state, the parent, and as the 7th, 18th and 22nd field
-/// the threads and the resident pages.
+/// the flags, the threads and the resident pages.
 fn parse_stat(text: &str) -> Option<Stat> {
     let (_, fields) = text.rsplit_once(')')?;
     let mut fields = fields.split_whitespace();
     let state = fields.next()?;
     let parent = fields.next()?.parse().ok()?;
-    let threads = fields.nth(15)?.parse().ok()?;
+    let flags: u64 = fields.nth(4)?.parse().ok()?;
+    let threads = fields.nth(10)?.parse().ok()?;
     let pages: u64 = fields.nth(3)?.parse().ok()?;
     Some(Stat {
         parent,
         threads,
         resident_bytes: pages * PAGE_BYTES,
         is_zombie: matches!(state, "Z" | "X"),
+        is_exiting: flags & EXITING != 0,
         is_stopped: matches!(state, "T" | "t"),
     })
+}
+
+/// Reads the signals that wait for the process or its first thread (proc_pid_status(5)).
+fn has_pending_kill(status: &str) -> bool {
+    let masks = status.lines().filter_map(|line| {
+        let mask = line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:"))?;
+        u64::from_str_radix(mask.trim(), 16).ok()
+    });
+    let mut pending = masks.map(|mask| mask & (1 << (libc::SIGKILL - 1)) != 0);
+    pending.any(|is_pending| is_pending)
 }
 
 /// The inode of an open file. For a namespace it is the kernel's id.
