@@ -21,6 +21,8 @@ use operations::{
 };
 use trials::each_step;
 
+pub use faulty::tare as faulty_tare;
+
 #[test]
 fn run_survives_crash_failure_and_repeat_at_every_step() {
     each_step(&RUN, Whom::Tare);

@@ -38,6 +38,7 @@ mod no_collateral;
 mod parents;
 mod pausing;
 mod proofs;
+mod receipts;
 mod rootless;
 mod rootless_boxes;
 mod run;

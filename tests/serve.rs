@@ -19,6 +19,7 @@ mod pool;
 mod pressure;
 mod quotas;
 mod readers;
+mod receipts;
 mod run;
 mod schema;
 mod states;

@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::commands::{
     attach, audit, completion, cp, doctor, exec, explain, help, inspect, kill, logs, ls, pause,
-    rename, resume, rm, run, serve, stats, stop, sweep, update, wait,
+    receipt, rename, resume, rm, run, serve, stats, stop, sweep, update, wait,
 };
 
 /// Runs untrusted code, and leaves nothing behind.
@@ -89,6 +89,8 @@ pub enum Command {
     Inspect(inspect::InspectArgs),
     /// Show what happened to a box, even if it is gone
     Explain(explain::ExplainArgs),
+    /// Show what a removed box had held, and when it was seen gone
+    Receipt(receipt::ReceiptArgs),
     /// Prove that nothing is left: compare records and host
     Audit(audit::AuditArgs),
     /// Remove leftovers, and finish boxes that have ended

@@ -9,8 +9,8 @@ use tare_kernel::memory;
 
 use crate::cli::{Cli, Command};
 use crate::commands::{
-    attach, audit, completion, cp, doctor, exec, explain, inspect, kill, logs, ls, pause, rename,
-    resume, rm, run, serve, stats, stop, sweep, update, wait,
+    attach, audit, completion, cp, doctor, exec, explain, inspect, kill, logs, ls, pause, receipt,
+    rename, resume, rm, run, serve, stats, stop, sweep, update, wait,
 };
 use crate::context::Context;
 use crate::error::{print_error, print_result};
@@ -60,6 +60,7 @@ fn perform(command: &Command, context: &Context) -> Result<u8, Error> {
         Command::Stats(args) => stats::run(args, context),
         Command::Inspect(args) => inspect::run(args, context),
         Command::Explain(args) => explain::run(args, context),
+        Command::Receipt(args) => receipt::run(args, context),
         Command::Audit(args) => audit::run(args, context),
         Command::Sweep(args) => sweep::run(args, context),
         Command::Wait(args) => wait::run(args, context),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use tare_kernel::process::{Process, check_proc};
 
-use crate::audit::{self, Audit};
+use crate::audit::{self, Audit, RemovedSince};
 use crate::care::sweep::{self, Swept};
 use crate::care::tend;
 use crate::create::detach::Started;
@@ -29,6 +29,7 @@ use crate::operate::change::{self, Changes};
 use crate::operate::find::Scope;
 use crate::operate::stop::{self, EndWatch, Looked, Stopping};
 use crate::operate::{find, inspect};
+use crate::receipt::Receipt;
 use crate::session::attach::Attachment;
 use crate::session::exec::ExecSpec;
 use crate::session::files::{Copy, FileTransfer};
@@ -37,6 +38,7 @@ use crate::session::stdio::Stdin;
 use crate::session::{Session, attach, exec, files};
 use crate::spec::{BoxId, DetachOptions, Name, Spec};
 use crate::teardown::OWN_WITHIN;
+use crate::time::Timestamp;
 
 /// How long one attempt of a server to end a box may hold a thread. A task waits for a box that takes
 /// longer, and the server tries again.
@@ -361,12 +363,26 @@ impl Engine {
         stop::kill(self.at(id), self.end_within)
     }
 
-    /// Removes a box. A box that has not ended is removed only with `force`.
-    pub fn remove(&self, id: &BoxId, force: bool) -> Result<(), Error> {
+    /// Removes a box. A box that has not ended is removed only with `force`. Returns its receipt.
+    /// `None` if another process has removed the box, and kept no receipt.
+    pub fn remove(&self, id: &BoxId, force: bool) -> Result<Option<Receipt>, Error> {
         if self.cleaned().contains(id) {
-            return Ok(());
+            return Ok(history::receipt(&self.root, id.as_str(), |_| true).ok());
         }
         stop::remove(self.at(id), force, self.end_within)
+    }
+
+    /// Returns the receipt of a removed box among those that a caller can see, while its history is
+    /// kept. It is an error if the box still exists.
+    pub fn receipt(&self, scope: &Scope, reference: &str) -> Result<Receipt, Error> {
+        match self.find_recorded(scope, reference)? {
+            Some(id) if !self.cleaned().contains(&id) => {
+                let message = format!("box {id} is not removed, so it has no receipt");
+                Err(Error::conflict(message).with_hint("a receipt is made when the box is removed"))
+            }
+            Some(id) => history::receipt(&self.root, id.as_str(), |it| scope.sees(it)),
+            None => history::receipt(&self.root, reference, |it| scope.sees(it)),
+        }
     }
 
     /// Waits for the end of a box.
@@ -421,6 +437,12 @@ impl Engine {
     /// Audits until records and host agree, for at most ten seconds.
     pub fn audit_until_clean(&self) -> Result<Audit, Error> {
         audit::audit_until_clean(&self.root)
+    }
+
+    /// Returns the boxes that were removed since this time and whose history is kept, with their
+    /// receipts.
+    pub fn removed_since(&self, since: Timestamp) -> Result<Vec<RemovedSince>, Error> {
+        audit::removed_since(&self.root, since)
     }
 
     /// Returns what a sweep would do. Changes nothing.

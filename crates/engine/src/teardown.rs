@@ -2,9 +2,10 @@
 //! recovery and sweep all end here. The caller has locked the record; the id alone names the box.
 //!
 //! ```text
-//! find keeper ─▶ note the kill ─▶ kill it, see it dead ─▶ release cgroups ─┬▶ note the end (Leave::Record)
-//!                                                                           └▶ keep the history ─▶ note the removal
-//!     ─▶ release scratch ─▶ lock the names ─▶ remove the record, its lines last ─▶ release the names (Leave::Nothing)
+//! find keeper ─▶ look ─▶ note the kill ─▶ kill it, see it dead ─▶ release cgroups ─┬▶ note the end (Leave::Record)
+//!                                                                                   └▶ keep the history ─▶ note the removal
+//!     ─▶ release scratch ─▶ lock the names ─▶ remove the record, its lines last ─▶ release the names
+//!     ─▶ complete the receipt, keep it (Leave::Nothing)
 //! ```
 //!
 //! Invariants:
@@ -16,6 +17,8 @@
 //! - While the record exists it is complete and its name leads to it.
 //! - This file never prints, and waits at most `Order::within` for each object.
 
+use std::cell::RefCell;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use tare_kernel::clock::boot_ns;
@@ -26,11 +29,12 @@ use crate::history;
 use crate::history::steps::{Now, Removal};
 use crate::holdings::cgroup::{self, CgroupReader};
 use crate::holdings::name::Names;
-use crate::holdings::{HOLDINGS, ReleaseAt};
+use crate::holdings::{Ends, HOLDINGS};
 use crate::host::layout::BoxAt;
 use crate::observe::identity::{self, KeeperState};
+use crate::receipt::{self, Receipt, Stage};
 use crate::record::damage::Damage;
-use crate::record::lines::{EndedLine, EndingLine, Line, Reason, RecordLines, StuckLine};
+use crate::record::lines::{EndedLine, EndingLine, HeldLine, Line, Reason, RecordLines, StuckLine};
 use crate::record::{self, LockedRecord, Record};
 use crate::spec::BoxId;
 
@@ -46,9 +50,27 @@ pub struct Order<'a> {
     pub reason: Reason,
     pub leave: Leave,
     pub within: Duration,
-    /// The keeper, if it is a child of this process. A child needs no proof, and must be reaped
-    /// here.
-    pub child: Option<&'a Process>,
+    pub own: Option<Own<'a>>,
+}
+
+/// What the creator of a box has of it.
+#[derive(Debug, Clone, Copy)]
+pub struct Own<'a> {
+    /// The keeper, a child of this process. A child needs no proof, and must be reaped here.
+    pub child: &'a Process,
+    /// The claim on the uid range, released when the box has ended: no other box gets its user ids
+    /// earlier.
+    pub claim: Option<&'a RefCell<Option<OwnedFd>>>,
+    /// What the box held when its command began, if the creator wants a receipt.
+    pub held: Option<&'a HeldLine>,
+}
+
+impl Order<'_> {
+    /// Whether tare looks at what the box holds: always, unless its creator ends it and asks for no
+    /// receipt.
+    fn wants_receipt(&self) -> bool {
+        self.reason != Reason::ByCreator || self.own.is_some_and(|own| own.held.is_some())
+    }
 }
 
 /// What remains of the box after teardown.
@@ -68,26 +90,46 @@ struct Seen {
 }
 
 /// Ends the box and removes what the order says. Success means that tare has seen everything gone.
-/// A failure is on record as `stuck`, and the same call can be repeated.
-pub fn tear_down(at: BoxAt<'_>, record: &mut LockedRecord, order: Order<'_>) -> Result<(), Error> {
+/// A failure is on record as `stuck`, and the same call can be repeated. Returns the receipt of a
+/// box that is removed, unless its creator wants none.
+pub fn tear_down(
+    at: BoxAt<'_>,
+    record: &mut LockedRecord,
+    order: Order<'_>,
+) -> Result<Option<Receipt>, Error> {
     if let Some(damage @ Damage::NotOurs { .. }) = &record.damage {
         let message = format!("cannot remove {} from boxes/", at.id);
         return Err(Error::conflict(message)
             .caused_by(damage.to_string())
             .with_hint(damage.hint()));
     }
-    let keeper = match order.child {
+    let keeper = match order.own {
         Some(_) => None,
         None => found_keeper(at, record)?,
     };
-    let result = end(at, record, order, keeper.as_ref()).and_then(|seen| match order.leave {
+    let mut held = order.wants_receipt().then(|| held_by(at, record, order, keeper.as_ref()));
+    let result = end(at, record, order, keeper.as_ref(), held.as_mut());
+    let result = result.and_then(|seen| match order.leave {
         Leave::Record => {
-            note_ended(record, seen);
-            Ok(())
+            note_ended(record, seen, held);
+            Ok(None)
         }
-        Leave::Nothing => remove(at, record, order, seen),
+        Leave::Nothing => remove(at, record, order, seen, held),
     });
     result.map_err(|error| note_stuck(record, error, order.leave))
+}
+
+/// What the box holds, before it is killed.
+fn held_by(
+    at: BoxAt<'_>,
+    record: &LockedRecord,
+    order: Order<'_>,
+    found: Option<&Process>,
+) -> HeldLine {
+    let is_alive = |keeper: &&Process| matches!(keeper.wait_dead(Duration::ZERO), Ok(false));
+    let keeper = order.own.map(|own| own.child).or(found).filter(is_alive);
+    let earlier = order.own.and_then(|own| own.held).or(record.lines.held.as_ref());
+    receipt::look(at, record, keeper.map(Process::pid), earlier)
 }
 
 /// Undoes a create that failed, and returns the error for the user.
@@ -100,10 +142,10 @@ pub fn roll_back(
     child: Option<&Process>,
     why: Error,
 ) -> Error {
-    let order =
-        Order { reason: Reason::ByCreator, leave: Leave::Nothing, within: OWN_WITHIN, child };
+    let own = child.map(|child| Own { child, claim: None, held: None });
+    let order = Order { reason: Reason::ByCreator, leave: Leave::Nothing, within: OWN_WITHIN, own };
     match tear_down(at, &mut record, order) {
-        Ok(()) => why,
+        Ok(_) => why,
         Err(left) => why.with_note(&left, Hint::Force),
     }
 }
@@ -152,6 +194,7 @@ fn end(
     record: &mut LockedRecord,
     order: Order<'_>,
     found: Option<&Process>,
+    held: Option<&mut HeldLine>,
 ) -> Result<Seen, Error> {
     let start = Instant::now();
     // Read this first: the counter is a file in the cgroup directory, which is removed below. The
@@ -164,38 +207,52 @@ fn end(
         cgroup::unthrottle(&roots, at.tagged_id());
     }
     if let Some(keeper) = found {
-        note_kill(record, keeper, order.reason);
+        note_kill(record, keeper, order.reason, held.as_deref());
     }
-    if let Some(keeper) = order.child.or(found) {
+    if let Some(keeper) = order.own.map(|own| own.child).or(found) {
         keeper.kill().context(|| format!("cannot kill the keeper of box {}", at.id))?;
         await_death(keeper, at.id, order.within)?;
     }
-    release(at, record, ReleaseAt::End, order.within)?;
-    Ok(Seen { oom, took: start.elapsed() })
+    release(at, record, Stage::End, order.within)?;
+    if let Some(claim) = order.own.and_then(|own| own.claim) {
+        claim.take();
+    }
+    let took = start.elapsed();
+    if let Some(held) = held {
+        receipt::see_gone(at, record, Stage::End, &mut held.items);
+    }
+    Ok(Seen { oom, took })
 }
 
 /// Releases every kind of holding that is due at this point, in the order of the table.
 fn release(
     at: BoxAt<'_>,
     record: &LockedRecord,
-    when: ReleaseAt,
+    stage: Stage,
     within: Duration,
 ) -> Result<(), Error> {
-    for holding in HOLDINGS.iter().filter(|holding| holding.release_at == when) {
-        (holding.release)(at, record, within)?;
+    for holding in &HOLDINGS {
+        match (holding.ends, stage) {
+            (Ends::AtEnd(release), Stage::End) | (Ends::AtRemoval(release), Stage::Removal) => {
+                release(at, record, within)?;
+            }
+            (Ends::WithKeeper | Ends::WithRecord | Ends::AtEnd(_) | Ends::AtRemoval(_), _) => {}
+        }
     }
     Ok(())
 }
 
-/// Removes the box's kept files, record and names, and keeps its history unless its creator
-/// removes it.
+/// Removes the box's kept files, record and names. Keeps its history and its receipt, unless its
+/// creator removes it and wants no receipt. The history is kept before the record is removed, so that
+/// a process that is killed in between loses neither.
 fn remove(
     at: BoxAt<'_>,
     record: &mut LockedRecord,
     order: Order<'_>,
     seen: Seen,
-) -> Result<(), Error> {
-    if order.reason != Reason::ByCreator {
+    held: Option<HeldLine>,
+) -> Result<Option<Receipt>, Error> {
+    let kept = held.map(|held| {
         let now = Now::read();
         let took_ms = u64::try_from(seen.took.as_millis()).unwrap_or(u64::MAX);
         let removal = Removal {
@@ -205,18 +262,23 @@ fn remove(
             at: now.at,
             at_ns: now.ns,
         };
-        history::keep(at, record, removal, seen.oom);
-    }
+        let receipt = Receipt::new(at, record, held, order.reason);
+        (history::keep(at, record, removal, seen.oom, &receipt), receipt)
+    });
     if !mark_removal(record) {
         record.forget(at.id)?;
     }
-    release(at, record, ReleaseAt::Removal, order.within)?;
+    release(at, record, Stage::Removal, order.within)?;
     let names = lock_names(at, &record.lines, order.within)?;
     record::remove(&at.root.layout, at.id)?;
-    match names {
-        Some(names) => release_names(at, &names, &record.lines),
-        None => Ok(()),
+    if let Some(names) = names {
+        release_names(at, &names, &record.lines)?;
     }
+    Ok(kept.map(|(history, mut receipt)| {
+        receipt.see_removal(at, record);
+        history.store(at.root, &receipt);
+        receipt
+    }))
 }
 
 /// Records that the removal has begun, so that the next command finishes it. An attached
@@ -263,18 +325,25 @@ fn cannot_release(id: &BoxId) -> String {
     format!("cannot release the names of box {id}")
 }
 
-/// Records the kill once, before it happens. A full disk does not stop the kill.
-fn note_kill(record: &mut LockedRecord, keeper: &Process, reason: Reason) {
+/// Records the kill once, before it happens, and what the box holds. A full disk does not stop the
+/// kill.
+fn note_kill(record: &mut LockedRecord, keeper: &Process, reason: Reason, held: Option<&HeldLine>) {
     let is_alive = matches!(keeper.wait_dead(Duration::ZERO), Ok(false));
     if is_alive && record.lines.ending.is_none() {
+        if let Some(held) = held {
+            record.add(Line::Held(held.clone())).ok();
+        }
         record.add(Line::Ending(EndingLine::now(reason))).ok();
     }
 }
 
 /// Records how the box ended: as its keeper wrote it, or "killed" if the keeper wrote nothing. If
 /// the disk is full, the next command that observes the box records it.
-fn note_ended(record: &mut LockedRecord, seen: Seen) {
+fn note_ended(record: &mut LockedRecord, seen: Seen, held: Option<HeldLine>) {
     if record.lines.ended.is_none() {
+        if let Some(held) = held {
+            record.add(Line::Held(held)).ok();
+        }
         let journal = record.journal().unwrap_or_default();
         let ending = record.lines.ending.as_ref();
         let ended = EndedLine::of(&journal, ending, record.last_sign(), seen.oom, seen.took);

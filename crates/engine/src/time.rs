@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use tare_kernel::clock::boot_ns;
 
 use crate::error::Error;
+use crate::spec::quantity;
 use crate::spec::shown::quoted;
 
 /// A moment of the wall clock, in milliseconds since 1970. Its year has four digits.
@@ -29,6 +30,23 @@ const MS_PER_DAY: u64 = 86_400_000;
 /// Returns the moment of the boot clock that is `duration` from now, in nanoseconds.
 pub fn from_now(duration: Duration) -> u64 {
     boot_ns().saturating_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// One moment on both clocks.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moment {
+    /// In UTC, by the wall clock.
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub at: Timestamp,
+    /// Nanoseconds of the boot clock.
+    pub boot_ns: u64,
+}
+
+impl Moment {
+    pub fn now() -> Self {
+        Self { at: Timestamp::now(), boot_ns: boot_ns() }
+    }
 }
 
 impl Timestamp {
@@ -62,6 +80,18 @@ impl Timestamp {
     /// Returns the time from `earlier` to this moment, and zero if `earlier` is later.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(self.since_epoch_ms.saturating_sub(earlier.since_epoch_ms))
+    }
+
+    /// Reads a moment as in [`Self::parse`], or a duration before now, such as `10m`.
+    pub fn parse_or_ago(text: &str) -> Result<Self, Error> {
+        if let Ok(ago) = quantity::duration(text) {
+            return Ok(Self::now().before(ago));
+        }
+        Self::parse(text).map_err(|_| {
+            let message = format!("{} is neither a duration nor a time", quoted(text));
+            Error::bad_request(message)
+                .with_hint("write 10m for ten minutes ago, or 2026-11-15T22:09:05Z")
+        })
     }
 
     /// Reads RFC 3339 with any offset and any number of decimals. It drops decimals past the

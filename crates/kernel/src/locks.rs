@@ -57,13 +57,7 @@ pub fn lock_within(
 /// Claims one byte of a file, for as long as a duplicate of this descriptor is open in any
 /// process (`F_OFD_SETLK`, fcntl_locking(2)). Returns `false` if another one has the byte.
 pub fn claim_byte(file: BorrowedFd<'_>, at: u64) -> io::Result<bool> {
-    let lock = libc::flock {
-        l_type: libc::F_WRLCK as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: i64::try_from(at).map_err(|_| io::ErrorKind::InvalidInput)?,
-        l_len: 1,
-        l_pid: 0,
-    };
+    let lock = byte_lock(at)?;
     // SAFETY: F_OFD_SETLK reads one `flock` at its argument, the live `lock`.
     let set = || unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
     let claimed = step("claim byte", || match set() {
@@ -77,6 +71,28 @@ pub fn claim_byte(file: BorrowedFd<'_>, at: u64) -> io::Result<bool> {
             _ => Err(error),
         },
     }
+}
+
+/// Returns whether no process claims this byte (`F_OFD_GETLK`). The answer is about claims through
+/// other open file descriptions than that of `file`.
+pub fn is_byte_free(file: BorrowedFd<'_>, at: u64) -> io::Result<bool> {
+    let mut lock = byte_lock(at)?;
+    // SAFETY: F_OFD_GETLK reads and writes one `flock` at its argument, the live `lock`.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) } {
+        0 => Ok(lock.l_type == libc::F_UNLCK as libc::c_short),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// An exclusive lock on one byte.
+fn byte_lock(at: u64) -> io::Result<libc::flock> {
+    Ok(libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: i64::try_from(at).map_err(|_| io::ErrorKind::InvalidInput)?,
+        l_len: 1,
+        l_pid: 0,
+    })
 }
 
 fn held(file: BorrowedFd<'_>) -> String {

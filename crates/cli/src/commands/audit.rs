@@ -5,7 +5,8 @@ use std::time::Duration;
 use clap::Args;
 use tare_engine::spec::shown::{escaped, quoted};
 use tare_engine::{
-    Action, Audit, AuditedBox, BoxId, Error, Finding, FindingKind, KeptBy, KeptFiles, Timestamp,
+    Action, Audit, AuditedBox, BoxId, Error, Finding, FindingKind, KeptBy, KeptFiles, RemovedSince,
+    Timestamp,
 };
 
 use crate::context::{Context, Purpose};
@@ -18,7 +19,8 @@ const EXAMPLES: &str = "\
 Examples:
   tare audit
   tare audit --wait && echo clean
-  tare audit --json | jq '.boxes[] | {id, descriptors, ports}'";
+  tare audit --json | jq '.boxes[] | {id, descriptors, ports}'
+  tare audit --since 24h --json | jq '.removed[] | select(.receipt.complete | not)'";
 
 const COLUMNS: [Column; 13] = [
     Column::whole("ID"),
@@ -46,13 +48,24 @@ const COLUMNS: [Column; 13] = [
 /// Then it lists the differences: objects on the host without a record, objects that a
 /// record promises and the host does not have, and what 'tare sweep' does about each.
 /// Files that 'tare serve' keeps for its clients are counted, and are not a difference.
-/// Changes nothing. Exits with 0 if there is no difference, else with 1.
+/// Changes nothing. Exits with 0 if there is no difference, else with 1. docs/audit.md says what
+/// each line proves, and by which kernel object.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct AuditArgs {
     /// Print it as one line of JSON
     #[arg(long)]
     json: bool,
+
+    /// List the boxes too that were removed since this time, with their receipts in
+    /// --json: 10m (ago), or 2026-11-15T22:09:05Z
+    #[arg(
+        long,
+        value_name = "TIME",
+        value_parser = Timestamp::parse_or_ago,
+        allow_hyphen_values = true,
+    )]
+    since: Option<Timestamp>,
 
     /// Repeat the audit until records and host agree; up to ten seconds
     #[arg(long)]
@@ -61,7 +74,8 @@ pub struct AuditArgs {
 
 pub fn run(args: &AuditArgs, context: &Context) -> Result<u8, Error> {
     let engine = context.engine(Purpose::Look)?;
-    let audit = if args.wait { engine.audit_until_clean()? } else { engine.audit()? };
+    let mut audit = if args.wait { engine.audit_until_clean()? } else { engine.audit()? };
+    audit.removed = args.since.map(|since| engine.removed_since(since)).transpose()?;
     if args.json {
         print_json(&audit)?
     } else {
@@ -81,6 +95,7 @@ fn as_text(audit: &Audit) -> String {
     text += &section("In a record, but not so on the host:", audit.lost());
     text += &stuck(audit);
     text += &kept_files(audit.kept_files.as_ref());
+    text += &audit.removed.as_deref().map(removed).unwrap_or_default();
     text += &verdict(audit);
     text
 }
@@ -118,6 +133,22 @@ fn kept_files(kept: Option<&KeptFiles>) -> String {
         "Kept for clients of 'tare serve': {files}, {size}, in {directory}; the newest came at \
          {newest_at}. A server removes each one when it expires ([files] ttl, by default a day).\n"
     )
+}
+
+/// The boxes that were removed, and whether their receipts are complete.
+fn removed(boxes: &[RemovedSince]) -> String {
+    let line = |one: &RemovedSince| {
+        let name = one.name.as_ref().map(|name| format!(" ({})", escaped(name)));
+        let receipt = match one.receipt.as_ref().map(|receipt| receipt.complete) {
+            Some(true) => "everything seen gone",
+            Some(false) => "not everything was seen gone: see 'tare receipt'",
+            None => "no receipt",
+        };
+        let name = name.unwrap_or_default();
+        format!("  {}{name} at {}; {receipt}\n", one.id, one.removed_at)
+    };
+    let count = plural(boxes.len(), "box", "boxes");
+    format!("Removed since then: {count}\n{}", boxes.iter().map(line).collect::<String>())
 }
 
 fn verdict(audit: &Audit) -> String {

@@ -16,6 +16,7 @@ pub mod logs;
 pub mod ls;
 pub mod pause;
 mod process_args;
+pub mod receipt;
 pub mod rename;
 pub mod resume;
 pub mod rm;

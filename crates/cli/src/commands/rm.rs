@@ -1,16 +1,18 @@
 //! `tare rm`: removes boxes with everything that belongs to them.
 
 use clap::Args;
-use tare_engine::{Engine, Error};
+use tare_engine::{BoxId, Engine, Error};
 
-use crate::commands::each::each;
+use crate::commands::each::{each, gather, on_box};
 use crate::context::{Context, Purpose};
+use crate::error::print_json;
 
 const EXAMPLES: &str = "\
 Examples:
   tare rm web
   tare ls -q --filter label=team=blue | xargs -r tare rm -f
-  tare rm -f --all";
+  tare rm -f --all
+  tare rm -f --json web > receipt.json";
 
 /// Remove boxes: record, log, exit code and kept scratch
 ///
@@ -27,6 +29,11 @@ pub struct RmArgs {
     #[arg(long, conflicts_with = "boxes")]
     all: bool,
 
+    /// Print the receipts of the removed boxes as one JSON array: what each held,
+    /// and when and how tare saw it gone; see 'tare receipt --help'
+    #[arg(long)]
+    json: bool,
+
     /// Ids, unique beginnings of ids, or names of boxes
     #[arg(required_unless_present = "all", value_name = "BOX")]
     boxes: Vec<String>,
@@ -37,7 +44,22 @@ pub fn run(args: &RmArgs, context: &Context) -> Result<u8, Error> {
     // itself is still found, and the command succeeds.
     let engine = context.engine(Purpose::CreateOrEnd)?;
     let boxes = if args.all { every_box(&engine)? } else { args.boxes.clone() };
-    Ok(each(&engine, &boxes, |id| engine.remove(id, args.force)))
+    if !args.json {
+        return Ok(each(&engine, &boxes, |id| engine.remove(id, args.force).map(drop)));
+    }
+    let (receipts, code) = gather(&boxes, |reference| {
+        on_box(&engine, reference, |id| {
+            engine.remove(id, args.force)?.ok_or_else(|| no_receipt(id))
+        })
+    });
+    print_json(&receipts)?;
+    Ok(code)
+}
+
+fn no_receipt(id: &BoxId) -> Error {
+    Error::failed(format!("box {id} is removed, and there is no receipt"))
+        .caused_by("another process removed it and kept none")
+        .with_hint("'tare audit' shows whether anything is left")
 }
 
 fn every_box(engine: &Engine) -> Result<Vec<String>, Error> {

@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::Signal;
 use rustix::stdio::{stderr, stdin, stdout};
-use tare_engine::{Cause, Context as _, End, Error, Event, Session, Streams};
+use tare_engine::{Cause, Context as _, End, Error, Event, Receipt, Session, Streams};
 use tare_kernel::clock;
 use tare_kernel::signals::SignalFd;
 
@@ -88,6 +88,8 @@ pub struct Relayed {
     pub end: End,
     /// An error if a part of the box may be left.
     pub ending: Result<(), Error>,
+    /// What the box had held, if that was asked for.
+    pub receipt: Option<Receipt>,
     pub relay: Relay<'static>,
     /// When the loop ended.
     pub ended_at: Instant,
@@ -113,16 +115,16 @@ pub fn relay(
     let seen = session.seen_end();
     // This comes before the rest of the output: even if the user reads slowly, the command and
     // every other writer of its pipes are gone.
-    let (end, ending) = match session.end() {
-        Ok(end) => (end, Ok(())),
-        Err(error) => (seen, Err(error)),
+    let (end, receipt, ending) = match session.end() {
+        Ok((end, receipt)) => (end, receipt, Ok(())),
+        Err(error) => (seen, None, Err(error)),
     };
     let is_second_signal =
         end.cause == Cause::Killed && end.signal() != Some(Signal::KILL.as_raw());
     let is_hasty = is_second_signal || end.cause == Cause::OutputLimit;
     let drained = attached(relay.drain(is_hasty, signals));
     relay.leave_terminal();
-    Ok(Relayed { result: result.and(drained), end, ending, relay, ended_at })
+    Ok(Relayed { result: result.and(drained), end, ending, receipt, relay, ended_at })
 }
 
 #[derive(Debug)]

@@ -4,43 +4,62 @@
 //! This folder only reads, and asks no keeper: everything comes from the kernel. One pass over
 //! `/proc` serves all boxes. Then each box is observed once.
 
-pub(crate) mod census;
 pub(crate) mod compare;
 pub mod findings;
-mod held;
 pub(crate) mod host_objects;
 mod kept_files;
 
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde::ser::{SerializeStruct, Serializer};
 
-use crate::audit::census::Processes;
 use crate::audit::compare::compare;
 use crate::audit::findings::Finding;
-use crate::audit::held::held_by;
 use crate::audit::host_objects::HostObjects;
 use crate::error::Error;
+use crate::history;
+use crate::holdings::census::Processes;
+use crate::holdings::held::{Held, Which, held_by};
 use crate::holdings::name;
 use crate::host::layout::{BoxAt, StateRoot};
 use crate::observe::Observation;
-use crate::observe::view::State;
+use crate::observe::view::{Cause, State};
+use crate::receipt::Receipt;
 use crate::spec::{BoxId, Tenant};
-use crate::time::Timestamp;
+use crate::time::{Moment, Timestamp};
 
-pub use crate::audit::held::{Held, HeldNamespace, HeldPort, HeldProcess};
 pub use crate::audit::kept_files::KeptFiles;
 
 #[derive(Debug)]
 pub struct Audit {
+    /// When it was made.
+    pub made: Moment,
+    /// The boot of the host that the times of the boot clock belong to.
+    pub boot_id: String,
     /// The oldest first.
     pub boxes: Vec<AuditedBox>,
     pub findings: Vec<Finding>,
     /// Files of clients of `tare serve`, below the state root. Not a difference.
     pub kept_files: Option<KeptFiles>,
+    /// The boxes that were removed since a time, if that was asked for, in the order of their
+    /// removal.
+    pub removed: Option<Vec<RemovedSince>>,
+}
+
+/// A box that was removed.
+#[derive(Debug, Serialize)]
+pub struct RemovedSince {
+    pub id: BoxId,
+    /// The last name that the box had.
+    pub name: Option<String>,
+    /// The API key that the box belonged to.
+    pub key: Option<String>,
+    /// Why the box ended.
+    pub cause: Option<Cause>,
+    pub removed_at: Timestamp,
+    /// `None`: the box was removed by its creator, which wanted no receipt.
+    pub receipt: Option<Receipt>,
 }
 
 /// A box on record, and what it holds.
@@ -73,6 +92,10 @@ pub enum KeptBy {
 }
 
 impl Audit {
+    /// The version of the fields of an audit. A field that changes its meaning changes it; a new
+    /// field does not.
+    pub const VERSION: u32 = 1;
+
     /// Whether records and host agree.
     pub fn is_clean(&self) -> bool {
         self.findings.is_empty()
@@ -92,11 +115,16 @@ impl Audit {
 /// The findings are two lists in JSON.
 impl Serialize for Audit {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut object = serializer.serialize_struct("Audit", 4)?;
+        let mut object = serializer.serialize_struct("Audit", 9)?;
+        object.serialize_field("version", &Self::VERSION)?;
+        object.serialize_field("made", &self.made)?;
+        object.serialize_field("boot_id", &self.boot_id)?;
+        object.serialize_field("clean", &self.is_clean())?;
         object.serialize_field("boxes", &self.boxes)?;
         object.serialize_field("orphans", &self.orphans().collect::<Vec<_>>())?;
         object.serialize_field("lost", &self.lost().collect::<Vec<_>>())?;
         object.serialize_field("kept_files", &self.kept_files)?;
+        object.serialize_field("removed", &self.removed)?;
         object.end()
     }
 }
@@ -113,7 +141,27 @@ pub fn audit(root: &StateRoot) -> Result<Audit, Error> {
         key(one).cmp(&key(other))
     });
     let kept_files = KeptFiles::read(&root.layout);
-    Ok(Audit { boxes, findings: comparison.findings, kept_files })
+    Ok(Audit {
+        made: Moment::now(),
+        boot_id: root.host.boot_id.clone(),
+        boxes,
+        findings: comparison.findings,
+        kept_files,
+        removed: None,
+    })
+}
+
+/// Returns the boxes that were removed since this time and whose history is kept.
+pub fn removed_since(root: &StateRoot, since: Timestamp) -> Result<Vec<RemovedSince>, Error> {
+    let removed = history::removed(root)?.into_iter().filter_map(|sources| {
+        let removed_at = sources.removal.map(|removal| removal.at).filter(|at| *at >= since)?;
+        let name = sources.names().next_back().map(str::to_owned);
+        let key = sources.tenant().and_then(Tenant::key).map(str::to_owned);
+        let cause = sources.end().map(|end| end.cause);
+        let (id, receipt) = (sources.id, sources.receipt);
+        Some(RemovedSince { id, name, key, cause, removed_at, receipt })
+    });
+    Ok(removed.collect())
 }
 
 /// How long [`audit_until_clean`] waits at most.
@@ -141,7 +189,9 @@ fn audited(
     processes: &Processes,
 ) -> AuditedBox {
     let lines = &observation.record.lines;
-    let mut held = held_by(at, observation, processes);
+    let keeper = observation.keeper().map(|keeper| keeper.pid());
+    let which = Which { keeper, is_live: observation.is_live(), most: usize::MAX, processes };
+    let (mut held, _) = held_by(at, &observation.record, which);
     // Directories in v1 hierarchies have none below them: a box cannot see them.
     held.add_cgroups(objects.cgroups.get(at.id).into_iter().flatten());
     let created = lines.created.as_ref().map(|created| created.created_at);
@@ -155,17 +205,6 @@ fn audited(
         stuck_on: observation.stuck_on(),
         held,
     }
-}
-
-/// Where the kept scratch space of a box is mounted on the host. `None` if it is a directory, as
-/// without privileges.
-fn mounted_scratch(at: BoxAt<'_>, observation: &Observation) -> Option<PathBuf> {
-    if !observation.record.keeps_scratch() {
-        return None;
-    }
-    let path = at.scratch();
-    let device = |path: &Path| Some(path.symlink_metadata().ok()?.dev());
-    (device(&path)? != device(path.parent()?)?).then_some(path)
 }
 
 fn kept_by(at: BoxAt<'_>, observation: &Observation, held: &Held) -> KeptBy {

@@ -26,6 +26,7 @@ use crate::host::state_root;
 use crate::observe::identity;
 use crate::observe::state::Duty;
 use crate::observe::{GOES_WITHIN, Observation, Ownership, observe_locked, observe_settled};
+use crate::receipt::Receipt;
 use crate::record::damage::Damage;
 use crate::record::lines::{Reason, StuckLine};
 use crate::record::{LockedRecord, Record};
@@ -77,13 +78,21 @@ struct Decision {
 
 /// Does what is to be done about one box, under the lock of its record.
 pub fn settle(at: BoxAt<'_>, effort: Effort<'_>) -> Result<Outcome, Error> {
+    Ok(settle_with_receipt(at, effort)?.0)
+}
+
+/// Does the same, and returns the receipt of a box that it has removed.
+pub fn settle_with_receipt(
+    at: BoxAt<'_>,
+    effort: Effort<'_>,
+) -> Result<(Outcome, Option<Receipt>), Error> {
     let boxes = state_root::boxes(at.root)?;
     let boxes = boxes.as_fd();
     let (mut locked, is_claimed) = match lock(at, boxes, effort)? {
         LockAttempt::Locked(locked) => (*locked, false),
         LockAttempt::Claimed(locked) => (*locked, true),
-        LockAttempt::Busy => return Ok(Outcome::Busy),
-        LockAttempt::Gone => return Ok(Outcome::Done),
+        LockAttempt::Busy => return Ok((Outcome::Busy, None)),
+        LockAttempt::Gone => return Ok((Outcome::Done, None)),
     };
     let decision = match effort.goal {
         Goal::End { leave, reason } => end_as_requested(at, &locked, leave, reason)?,
@@ -92,22 +101,23 @@ pub fn settle(at: BoxAt<'_>, effort: Effort<'_>) -> Result<Outcome, Error> {
             let observed = observe_settled(at, boxes, until, observe_locked);
             let doing = || format!("cannot observe box {}", at.id);
             let Some(observation) = observed.context(doing)? else {
-                return Ok(Outcome::Done);
+                return Ok((Outcome::Done, None));
             };
             match decide(at, &observation, effort.goal, is_claimed) {
                 Ok(decision) => decision,
-                Err(outcome) => return Ok(outcome),
+                Err(outcome) => return Ok((outcome, None)),
             }
         }
     };
     let Decision { leave, reason, reclaimed } = decision;
-    tear_down(at, &mut locked, Order { reason, leave, within: effort.within, child: None })?;
+    let order = Order { reason, leave, within: effort.within, own: None };
+    let receipt = tear_down(at, &mut locked, order)?;
     if let Some(report) = &at.root.on_reclaimed.0
         && !reclaimed.is_empty()
     {
         report(at.id, &reclaimed);
     }
-    Ok(Outcome::Done)
+    Ok((Outcome::Done, receipt))
 }
 
 /// Returns what to do about a box. `Err` means that there is nothing to do, and carries the outcome

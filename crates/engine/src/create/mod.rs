@@ -20,6 +20,7 @@ pub mod seccomp;
 pub mod trees;
 pub mod warm;
 
+use std::cell::RefCell;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -48,7 +49,7 @@ use crate::record::files::DetachedFiles;
 use crate::record::lines::{KeeperLine, Lease};
 use crate::session::link::too_large;
 use crate::session::stdio::{Owner, Stdin, Stdio, Streams};
-use crate::session::{OwnedBox, Reserve, Session};
+use crate::session::{OwnedBox, Reserve, Session, WantedReceipt};
 use crate::spec::{BoxId, DetachOptions, Isolation, Limit, Network, Spec, Terminal, quantity};
 use crate::teardown::roll_back;
 use crate::time::from_now;
@@ -353,7 +354,8 @@ impl StartedKeeper {
                 record,
                 keeper: self.child,
                 cgroups: self.cgroups,
-                _claim: self.claim,
+                claim: RefCell::new(Some(self.claim)),
+                receipt: WantedReceipt::No,
                 reserve: Some(reserve),
                 notes: self.notes,
             })

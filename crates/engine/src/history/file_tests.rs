@@ -52,6 +52,7 @@ fn sources(text: &str) -> Sources {
         oom: false,
         removal: None,
         dropped: 0,
+        receipt: None,
     }
 }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tare_control::End;
 
-use crate::error::{Context, Error};
+use crate::error::{Context, Error, ErrorKind};
 use crate::history::file::HistoryFile;
 use crate::history::steps::{History, Now, Removal, Sources};
 use crate::holdings::cgroup;
@@ -20,17 +20,21 @@ use crate::host::layout::{BoxAt, StateRoot};
 use crate::host::state_root;
 use crate::observe::observe;
 use crate::observe::view::{State, no_box};
+use crate::receipt::Receipt;
 use crate::record::Record;
 use crate::record::lines::{Line, Reason};
-use crate::spec::BoxId;
 use crate::spec::name::with_key;
 use crate::spec::shown::quoted;
+use crate::spec::{BoxId, Tenant};
 
 /// How long the history of an attached box is kept.
 const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 
 const UNKNOWN: &str = "'tare ls -a' lists all; the history of a removed box is kept for its \
                        retention, that of a box without -d only if its tare was killed";
+
+const NO_RECEIPT: &str = "the receipt of a removed box is kept for its retention, that of a run \
+                          only if it was asked for";
 
 /// The history of a box, and its state.
 #[derive(Debug)]
@@ -78,11 +82,7 @@ pub fn explain_former(root: &StateRoot, reference: &str) -> Result<Explanation, 
     let found = match (exact, known.iter().filter(begins).count()) {
         (Some(exact), _) => Some(exact),
         (None, 0 | 1) => known.iter().find(begins),
-        (None, _) => {
-            let message =
-                format!("{} is the beginning of several removed boxes", quoted(reference));
-            return Err(Error::bad_request(message).with_hint("give more of the id"));
-        }
+        (None, _) => return Err(ambiguous(reference)),
     };
     let sources = found.ok_or_else(|| no_box(reference).with_hint(UNKNOWN))?;
     if recorded.iter().any(|it| it.id == sources.id) {
@@ -141,18 +141,76 @@ pub fn reserve(root: &StateRoot) -> Result<(), Error> {
     reserved.context(|| format!("cannot make room for the history in {}", path.display()))
 }
 
-/// Keeps the history of a box that a process other than its creator removes. `oom`: the kernel killed
-/// a process for memory, and the record does not say it.
-pub fn keep(at: BoxAt<'_>, record: &Record, removal: Removal, oom: bool) {
+/// The history of a box that is being removed.
+#[derive(Debug)]
+pub struct Kept {
+    sources: Sources,
+    retention: Duration,
+}
+
+/// Keeps the history of a box that is about to be removed, with what its receipt says so far. `oom`:
+/// the kernel killed a process for memory, and the record does not say it.
+pub fn keep(
+    at: BoxAt<'_>,
+    record: &Record,
+    removal: Removal,
+    oom: bool,
+    receipt: &Receipt,
+) -> Kept {
     // Without even its first line, the box was never announced to a user.
-    if record.lines.created.is_none() && record.lines.keeper.is_none() {
-        return;
-    }
-    let sources = Sources { removal: Some(removal), oom, ..Sources::read(at.id, record) };
+    let is_unknown = record.lines.created.is_none() && record.lines.keeper.is_none();
     let retention = record.lines.detached().map_or(RETENTION, |options| options.retention);
-    let path = at.root.layout.history();
-    // A lack of space is no reason to keep the box.
-    file(at.root, &path).add(sources, retention).ok();
+    let kept = Kept {
+        sources: Sources { removal: Some(removal), oom, ..Sources::read(at.id, record) },
+        retention: if is_unknown { Duration::ZERO } else { retention },
+    };
+    kept.store(at.root, receipt);
+    kept
+}
+
+impl Kept {
+    /// Keeps the history with this receipt, in place of what was kept before. A lack of space is no
+    /// reason to keep the box.
+    pub fn store(&self, root: &StateRoot, receipt: &Receipt) {
+        let path = root.layout.history();
+        let sources = Sources { receipt: Some(receipt.clone()), ..self.sources.clone() };
+        file(root, &path).add(sources, self.retention).ok();
+    }
+}
+
+/// Returns the receipt of a removed box that the caller can see: by its id, by its last name (also as
+/// `KEY:NAME`), or by the beginning of its id. Of several boxes that had the name, the one that was
+/// removed last.
+pub fn receipt(
+    root: &StateRoot,
+    reference: &str,
+    sees: impl Fn(Option<&Tenant>) -> bool,
+) -> Result<Receipt, Error> {
+    let mut known = removed(root)?;
+    known.retain(|it| sees(it.tenant()));
+    let (tenant, name) = with_key(reference);
+    let had_name = |it: &&Sources| {
+        let is_its = tenant.is_none() || it.tenant() == tenant.as_ref();
+        is_its && it.names().next_back() == Some(name)
+    };
+    let begins = |it: &&Sources| !reference.is_empty() && it.id.as_str().starts_with(reference);
+    let exact = known.iter().find(|it| it.id.as_str() == reference);
+    let found = exact.or_else(|| known.iter().rfind(had_name));
+    let found = match (found, known.iter().filter(begins).count()) {
+        (Some(found), _) => Some(found),
+        (None, 0 | 1) => known.iter().find(begins),
+        (None, _) => return Err(ambiguous(reference)),
+    };
+    let found = found.ok_or_else(|| no_box(reference).with_hint(NO_RECEIPT))?;
+    found.receipt.clone().ok_or_else(|| {
+        Error::new(ErrorKind::NoSuchBox, format!("box {} has no receipt", found.id))
+            .with_hint("a run has one only if it was asked for")
+    })
+}
+
+fn ambiguous(reference: &str) -> Error {
+    let message = format!("{} is the beginning of several removed boxes", quoted(reference));
+    Error::bad_request(message).with_hint("give more of the id")
 }
 
 fn file<'a>(root: &'a StateRoot, path: &'a std::path::Path) -> HistoryFile<'a> {

@@ -19,6 +19,7 @@ use tare_control::{Cause, End};
 use tare_kernel::clock::boot_ns;
 
 use crate::history::text;
+use crate::receipt::Receipt;
 use crate::record::Record;
 use crate::record::lines::{Created, EndedLine, Line, Reason};
 use crate::spec::shown::escaped;
@@ -33,7 +34,7 @@ const FIRST_STEPS: usize = 20;
 const TEXT_CHARS_MAX: usize = 160;
 
 /// Everything that was written about a box, unchanged. The history file stores this.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Sources {
     pub id: BoxId,
     /// The lines of the record.
@@ -48,6 +49,9 @@ pub struct Sources {
     pub removal: Option<Removal>,
     /// How many lines of the record were dropped, so that the rest fits into the history file.
     pub dropped: u64,
+    /// What the box held, and when tare saw it gone.
+    #[serde(default)]
+    pub receipt: Option<Receipt>,
 }
 
 /// The removal of a box by another process than its creator.
@@ -140,13 +144,15 @@ impl Sources {
         let journal = record.journal().unwrap_or_default();
         Self {
             id: id.clone(),
-            lines: record.read_each_line(),
+            // The receipt says what the box held.
+            lines: without_held(record.read_each_line()),
             events: journal.events,
             ended: journal.ended,
             detached: journal.detached,
             oom: false,
             removal: None,
             dropped: 0,
+            receipt: None,
         }
     }
 
@@ -219,6 +225,11 @@ impl Sources {
         let end = written.or(self.ended.map(|it| it.end)).or(killed).or(lost)?;
         Some(end.with_oom(end.oom || self.oom))
     }
+}
+
+fn without_held(mut lines: Vec<Line>) -> Vec<Line> {
+    lines.retain(|line| !matches!(line, Line::Held(_)));
+    lines
 }
 
 /// Drops a quarter of a list from its middle, at least one item. The first and the last stay.
@@ -340,8 +351,8 @@ fn add_line(steps: &mut Steps, line: &Line, sources: &Sources) {
         Line::Ended(ended) => return add_end(steps, ended, sources),
         Line::Warm { pool, .. } => (StepKind::Warm, format!("waits in the pool {pool}")),
         Line::Claimed(_) => (StepKind::Claimed, "claimed by a request".to_owned()),
-        // A removal has its own steps.
-        Line::Removing { .. } => return,
+        // A removal has its own steps, and a receipt says what the box held.
+        Line::Removing { .. } | Line::Held(_) => return,
     };
     steps.add(line.at_ns(), kind, text);
 }

@@ -59,6 +59,7 @@ fn sources(lines: &[String], ended: Option<Ended>, events: Vec<Event>) -> Source
         oom: false,
         removal: None,
         dropped: 0,
+        receipt: None,
     }
 }
 

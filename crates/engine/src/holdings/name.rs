@@ -21,10 +21,27 @@ use tare_kernel::step::step;
 use tare_kernel::tree;
 
 use crate::error::{Context, Error, Hint};
+use crate::holdings::{Ends, Found, Holding, Sight};
 use crate::host::layout::{BoxAt, Layout};
 use crate::host::state_root::make_private;
 use crate::record::lines::RecordLines;
 use crate::spec::{BoxId, Name, Tenant};
+
+/// The name of a box. Teardown releases it with the record.
+pub const HOLDING: Holding = Holding {
+    kind: "name",
+    ends: Ends::WithRecord,
+    probe: |look| {
+        let name = current(look.at, &look.record.lines);
+        Found::these(name.map(ToString::to_string).into_iter().collect())
+    },
+    sight: Sight::Check {
+        word: "name_link",
+        is_gone: |at, record, _| {
+            !record.lines.names.iter().any(|name| leads_to(at, &record.lines, name))
+        },
+    },
+};
 
 /// How often a name is tried whose directory another process has just removed. Each attempt fails
 /// only if that process released the last name, or found the directory empty, at the same moment.

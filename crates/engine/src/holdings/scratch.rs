@@ -16,7 +16,7 @@ use tare_kernel::step::step;
 use tare_kernel::tree;
 
 use crate::error::{Context, Error, ErrorKind};
-use crate::holdings::{Holding, Place, ReleaseAt, Tree};
+use crate::holdings::{Ends, Found, Holding, Place, Sight, Tree, is_missing};
 use crate::host::layout::{Layout, SCRATCH};
 use crate::record::Record;
 use crate::spec::{BoxId, Limits};
@@ -76,17 +76,19 @@ fn cannot_limit() -> Error {
         .with_hint("run as root, or leave one of the two out")
 }
 
-/// The kept scratch space of a box, for teardown and `inspect`.
+/// The kept scratch space of a box.
 pub const HOLDING: Holding = Holding {
     kind: "scratch",
-    release_at: ReleaseAt::Removal,
-    probe: |at, _| {
-        let path = at.scratch();
-        path.exists().then(|| path.display().to_string()).into_iter().collect()
-    },
-    release: |at, record, _| {
+    ends: Ends::AtRemoval(|at, record, _| {
         if may_keep(record) { release(&at.root.layout, record.as_fd(), at.id) } else { Ok(()) }
+    }),
+    probe: |look| {
+        let path = look.at.scratch();
+        let found = Found::paths(Some(path).filter(|path| path.exists()));
+        let bytes = look.held.scratch_bytes.filter(|_| !found.what.is_empty());
+        Found { bytes, ..found }
     },
+    sight: Sight::Check { word: "path", is_gone: |at, _, _| is_missing(&at.scratch()) },
 };
 
 /// A record that does not say counts as one that may keep its scratch space.

@@ -12,13 +12,15 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 use tare_kernel::fds::{open_directory, open_regular};
-use tare_kernel::locks::claim_byte;
+use tare_kernel::locks::{claim_byte, is_byte_free};
 use tare_kernel::step::step;
 
 use crate::error::{Context, Error, ErrorKind};
-use crate::host::layout::Layout;
+use crate::holdings::{Ends, Found, Holding, Sight};
+use crate::host::layout::{BoxAt, Layout};
 use crate::host::random_below;
 use crate::host::state_root::make_private;
+use crate::record::Record;
 
 /// The width of a range. Distributions expect this many ids.
 pub const COUNT: u32 = 65_536;
@@ -58,6 +60,37 @@ pub fn acquire(layout: &Layout) -> Result<UidRange, Error> {
     Err(Error::new(ErrorKind::Unsupported, doing())
         .caused_by(format!("all {SLOTS} are taken"))
         .with_hint("end some boxes first"))
+}
+
+/// The uid range of a live box.
+pub const HOLDING: Holding = Holding {
+    kind: "uid_range",
+    ends: Ends::WithKeeper,
+    probe: |look| {
+        let is_held = look.keeper.is_some() || look.includes_past;
+        let first = first_uid(look.record).filter(|_| is_held);
+        Found::these(first.map(range_text).into_iter().collect())
+    },
+    sight: Sight::Check { word: "claim_lock", is_gone: |at, record, _| is_free(at, record) },
+};
+
+fn first_uid(record: &Record) -> Option<u32> {
+    record.lines.keeper.as_ref()?.first_uid
+}
+
+fn range_text(first: u32) -> String {
+    format!("{first}-{}", first.saturating_add(COUNT - 1))
+}
+
+/// Returns whether no process claims the range of the box.
+fn is_free(at: BoxAt<'_>, record: &Record) -> bool {
+    let Some(slot) = first_uid(record).and_then(|first| first.checked_sub(FIRST)) else {
+        return true;
+    };
+    let slot = slot / STRIDE;
+    let directory = open_claims(&at.root.layout.uid_claims());
+    let file = directory.map_err(io::Error::from).and_then(|it| open_file(&it, slot % FILES));
+    file.and_then(|file| is_byte_free(file.as_fd(), u64::from(slot))).unwrap_or(false)
 }
 
 /// Entries of `claims/` that tare did not make: everything but its regular files.

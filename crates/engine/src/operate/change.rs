@@ -9,9 +9,9 @@ use tare_kernel::clock::boot_ns;
 use tare_kernel::locks::LOCK_WITHIN;
 use tare_kernel::process::Process;
 
-use crate::audit::census::Processes;
 use crate::care::tend::{observe_tended, settle_name_owner};
 use crate::error::{Context, Error, Hint};
+use crate::holdings::census::Processes;
 use crate::holdings::cgroup::{self, Which};
 use crate::holdings::name;
 use crate::host::layout::BoxAt;

@@ -26,6 +26,16 @@ pub enum Scope {
     Tenant(Tenant),
 }
 
+impl Scope {
+    /// Returns whether a box of this tenant is in the scope. `None`: nothing says whose it is.
+    pub fn sees(&self, tenant: Option<&Tenant>) -> bool {
+        match self {
+            Self::All => true,
+            Self::Tenant(own) => tenant == Some(own),
+        }
+    }
+}
+
 /// Finds the box with this id, this name, or an id that begins like this. Returns `None` if there is
 /// no such box in this scope. Also finds, by the beginning of an id, a box that this command has just
 /// cleaned up (`removed`), so that `rm` of it succeeds.

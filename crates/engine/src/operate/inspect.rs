@@ -11,12 +11,13 @@ use tare_kernel::procfs::Procfs;
 use crate::care::tend::observe_tended;
 use crate::error::{Error, ErrorKind};
 use crate::holdings::cgroup::{CgroupReader, CgroupUsage};
-use crate::holdings::{HOLDINGS, name};
+use crate::holdings::{HOLDINGS, Look, name};
 use crate::host::layout::BoxAt;
 use crate::host::state_root;
 use crate::observe::view::{Details, GaugedUse, Holding, State, Status, Usage, has_ended};
 use crate::observe::{Observation, Ownership};
 use crate::record::Record;
+use crate::record::lines::HeldItem;
 use crate::session::link;
 use crate::spec::{Isolation, Limits, Root, Spec, Tenant, Terminal, Volume};
 use crate::time::Timestamp;
@@ -164,20 +165,25 @@ fn seen_by_keeper(at: BoxAt<'_>, observation: &Observation, until: Instant) -> O
     Some(usage)
 }
 
-/// Returns what the box holds on the host now: its record, its keeper, and what the table of holdings
-/// finds.
+/// Returns what the box holds on the host now, as the table of holdings finds it.
 fn holdings(at: BoxAt<'_>, observation: &Observation) -> Vec<Holding> {
-    let mut holdings = vec![Holding { kind: "record", what: at.record().display().to_string() }];
-    if let Some(keeper) = observation.keeper() {
-        holdings.push(Holding { kind: "keeper", what: format!("pid {}", keeper.pid()) });
-    }
-    for holding in &HOLDINGS {
-        let found = (holding.probe)(at, &observation.record).into_iter();
-        holdings.extend(found.map(|what| Holding { kind: holding.kind, what }));
-    }
-    let name = name::current(at, &observation.record.lines);
-    holdings.extend(name.map(|name| Holding { kind: "name", what: name.to_string() }));
-    holdings
+    let keeper = observation.keeper().map(|keeper| keeper.pid());
+    let look = Look::at(at, &observation.record, keeper);
+    let found = HOLDINGS.iter().filter_map(|holding| Some((holding.kind, look.find(holding)?)));
+    found.flat_map(|(kind, item)| shown(kind, &item)).collect()
+}
+
+/// One entry for each object that has a name, and one for those that only count.
+fn shown(kind: &'static str, item: &HeldItem) -> Vec<Holding> {
+    let named = item.what.iter().cloned();
+    let unnamed = item.count.unwrap_or(0).saturating_sub(item.what.len() as u64);
+    let rest = match (item.bytes, unnamed) {
+        (Some(bytes), _) => Some(format!("{bytes} bytes")).filter(|_| item.what.is_empty()),
+        (None, 0) => None,
+        (None, some) if item.what.is_empty() => Some(some.to_string()),
+        (None, some) => Some(format!("{some} more")),
+    };
+    named.chain(rest).map(|what| Holding { kind, what }).collect()
 }
 
 fn without_keeper(pids: u64) -> u64 {

@@ -9,7 +9,7 @@ use tare_control::{Call, Cause, End};
 use tare_kernel::process::Process;
 
 use crate::care::tend::{awake, observe_tended};
-use crate::care::{Effort, Goal, settle};
+use crate::care::{Effort, Goal, settle_with_receipt};
 use crate::error::{Context, Error, ErrorKind};
 use crate::history;
 use crate::holdings::cgroup;
@@ -19,10 +19,11 @@ use crate::observe::Observation;
 use crate::observe::identity;
 use crate::observe::state::Request;
 use crate::observe::view::State;
+use crate::receipt::{self, Receipt};
 use crate::record::Record;
 use crate::record::damage::Damage;
 use crate::record::files::read_journal;
-use crate::record::lines::Reason;
+use crate::record::lines::{Line, Reason};
 use crate::session::link;
 use crate::spec::BoxId;
 use crate::teardown::{Leave, await_death};
@@ -95,11 +96,28 @@ pub fn begin_stop(at: BoxAt<'_>, grace: Duration) -> Result<Stopping, Error> {
         }
         State::Running | State::Paused | State::Stopping => {}
     }
+    note_held(at, &observation);
     let grace_ns = u64::try_from(grace.as_nanos()).unwrap_or(u64::MAX);
     // Teardown kills a keeper that cannot be asked.
     let asked = link::call_done(&observation.record, at.id, &Call::Stop { grace_ns });
     thaw(at, &observation)?;
     Ok(stopping(observation.keeper.into_alive().filter(|_| asked.is_ok())))
+}
+
+/// Records what a detached box holds, for its receipt: its keeper may end it before teardown can look.
+/// If another process changes the record now, the receipt names what the record says.
+fn note_held(at: BoxAt<'_>, observation: &Observation) {
+    let Some(keeper) = observation.keeper().filter(|_| !observation.is_attached()) else {
+        return;
+    };
+    let held = receipt::look(at, &observation.record, Some(keeper.pid()), None);
+    let locked = state_root::boxes(at.root).ok().and_then(|boxes| {
+        let record = Record::look(boxes.as_fd(), at.id).ok()??;
+        record.lock(boxes.as_fd(), at.id, Duration::ZERO).ok()?
+    });
+    if let Some(mut record) = locked {
+        record.add(Line::Held(held)).ok();
+    }
 }
 
 /// Ends a box that has not stopped after the grace period, and returns when tare has seen that it is
@@ -138,20 +156,27 @@ fn thaw(at: BoxAt<'_>, observation: &Observation) -> Result<(), Error> {
 /// Kills the whole box.
 pub fn kill(at: BoxAt<'_>, within: Duration) -> Result<(), Error> {
     observe_tended(at)?.check(at.id, Request::Kill)?;
-    end(at, (Leave::Record, Reason::Requested), within)
+    end(at, (Leave::Record, Reason::Requested), within).map(drop)
 }
 
-/// Removes a box. A box that has not ended is removed only with `force`.
-pub fn remove(at: BoxAt<'_>, force: bool, within: Duration) -> Result<(), Error> {
+/// Removes a box. A box that has not ended is removed only with `force`. Returns its receipt. `None`
+/// if the history does not have it: another process has removed the box, and could not write.
+pub fn remove(at: BoxAt<'_>, force: bool, within: Duration) -> Result<Option<Receipt>, Error> {
     if !force {
         let observation = match observe_tended(at) {
             // It ended and was removed after its id was looked up.
-            Err(error) if error.kind() == ErrorKind::NoSuchBox => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::NoSuchBox => return Ok(kept_receipt(at)),
             observation => observation?,
         };
         observation.check(at.id, Request::Remove)?;
     }
-    end(at, (Leave::Nothing, Reason::Requested), within)
+    let receipt = end(at, (Leave::Nothing, Reason::Requested), within)?;
+    Ok(receipt.or_else(|| kept_receipt(at)))
+}
+
+/// Returns the receipt of a box that another process has removed.
+fn kept_receipt(at: BoxAt<'_>) -> Option<Receipt> {
+    history::receipt(at.root, at.id.as_str(), |_| true).ok()
 }
 
 /// Prepares to learn how the box ends.
@@ -188,15 +213,20 @@ pub fn look_for_end(root: &StateRoot, watch: &EndWatch) -> Result<Looked, Error>
     })
 }
 
-fn end(at: BoxAt<'_>, (leave, reason): (Leave, Reason), within: Duration) -> Result<(), Error> {
+fn end(
+    at: BoxAt<'_>,
+    (leave, reason): (Leave, Reason),
+    within: Duration,
+) -> Result<Option<Receipt>, Error> {
     let boxes = state_root::boxes(at.root)?;
     let looked = Record::look(boxes.as_fd(), at.id);
     // Without a record, the box's creator or another command has removed it.
-    if let Some(record) = looked.context(|| format!("cannot open the record of box {}", at.id))? {
-        kill_attached(at, &record, reason, within)?;
-        settle(at, Effort { goal: Goal::End { leave, reason }, within })?;
-    }
-    Ok(())
+    let looked = looked.context(|| format!("cannot open the record of box {}", at.id))?;
+    let Some(record) = looked else {
+        return Ok(None);
+    };
+    kill_attached(at, &record, reason, within)?;
+    Ok(settle_with_receipt(at, Effort { goal: Goal::End { leave, reason }, within })?.1)
 }
 
 /// Kills the keeper of an attached box. Its creator holds the lock of the record until the box is
@@ -214,7 +244,8 @@ fn kill_attached(
     match identity::find(at, record).into_alive() {
         Some(keeper) => {
             // The creator reads this. A full disk does not prevent the kill.
-            record.note_kill(reason).ok();
+            let held = receipt::look(at, record, Some(keeper.pid()), None);
+            record.note_kill(reason, held).ok();
             // If this fails, `await_death` reports that the keeper lives.
             keeper.kill().ok();
             await_death(&keeper, at.id, within)

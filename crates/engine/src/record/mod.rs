@@ -29,7 +29,7 @@ use tare_kernel::step::step;
 use crate::record::damage::Damage;
 use crate::record::files::{CONTROL, JOURNAL};
 use crate::record::json::RECORD_FILE;
-use crate::record::lines::{EndingLine, Line, Reason, RecordLines};
+use crate::record::lines::{EndingLine, HeldLine, Line, Reason, RecordLines};
 use crate::spec::{BoxId, Isolation};
 
 pub use json::append_whole_line;
@@ -125,16 +125,17 @@ impl Record {
             && self.journal().map_or(true, |journal| journal.detached)
     }
 
-    /// Records why tare kills an attached box, whose creator holds the lock. The creator reads this
-    /// when the keeper is gone.
-    pub fn note_kill(&self, why: Reason) -> io::Result<()> {
+    /// Records why tare kills an attached box, whose creator holds the lock, and what the box holds.
+    /// The creator reads this when the keeper is gone.
+    pub fn note_kill(&self, why: Reason, held: HeldLine) -> io::Result<()> {
+        json::append(self.directory.as_fd(), &Line::Held(held)).ok();
         json::append(self.directory.as_fd(), &Line::Ending(EndingLine::now(why)))
     }
 
-    /// Reads again why tare killed the box, if it did.
-    pub fn kill_noted(&self) -> Option<Reason> {
+    /// Reads again why tare killed the box, if it did, and what the box held.
+    pub fn kill_noted(&self) -> Option<(Reason, HeldLine)> {
         let lines = json::read(self.directory.as_fd()).ok()?;
-        lines.ending.map(|ending| ending.why)
+        Some((lines.ending?.why, lines.held.unwrap_or_default()))
     }
 
     fn has(&self, name: &str) -> bool {

@@ -15,6 +15,7 @@ pub mod link;
 pub mod logs;
 pub mod stdio;
 
+use std::cell::RefCell;
 use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -34,12 +35,13 @@ use tare_kernel::spawn::Child;
 use crate::error::{Context, Error, Hint};
 use crate::holdings::cgroup::{CgroupHolding, OomWatch};
 use crate::host::layout::StateRoot;
+use crate::receipt::{self, Receipt};
 use crate::record::LockedRecord;
-use crate::record::lines::{ClaimedLine, Line, Reason};
+use crate::record::lines::{ClaimedLine, HeldLine, Line, Reason};
 use crate::session::failure::Subject;
 use crate::session::stdio::Streams;
 use crate::spec::{BoxId, Spec};
-use crate::teardown::{Leave, OWN_WITHIN, Order, roll_back, tear_down};
+use crate::teardown::{Leave, OWN_WITHIN, Order, Own, roll_back, tear_down};
 use crate::time::from_now;
 
 /// What happens to the process of a session.
@@ -86,10 +88,32 @@ pub struct OwnedBox {
     pub keeper: Child,
     pub cgroups: CgroupHolding,
     /// Held until the box is gone, so that no other box gets its user ids earlier.
-    pub _claim: OwnedFd,
+    pub claim: RefCell<Option<OwnedFd>>,
+    pub receipt: WantedReceipt,
     pub reserve: Option<Reserve>,
     /// Defaults that this host cannot enforce, one sentence each.
     pub notes: Vec<String>,
+}
+
+/// Whether the owner of a box wants its receipt.
+#[derive(Debug, Default)]
+pub enum WantedReceipt {
+    #[default]
+    No,
+    /// Yes. What the box held when its command began, and since.
+    Wanted(HeldLine),
+    /// The box is gone.
+    Made(Receipt),
+}
+
+impl OwnedBox {
+    /// Looks at what the box holds, if its owner wants a receipt.
+    fn look(&mut self, id: &BoxId) {
+        if let WantedReceipt::Wanted(held) = &mut self.receipt {
+            let keeper = Some(self.keeper.process.pid());
+            *held = receipt::look(self.root.at(id), &self.record, keeper, None);
+        }
+    }
 }
 
 impl Session {
@@ -207,7 +231,13 @@ impl Session {
             Received::Closed => self.birth_failure().map_or_else(|| self.lost(), Event::Failed),
         };
         match event {
-            Event::Started | Event::Terminal(_) => {}
+            Event::Started => {
+                // When its command has ended, the keeper and what ends with it are gone.
+                if let Some(owned) = &mut self.owned {
+                    owned.look(&self.id);
+                }
+            }
+            Event::Terminal(_) => {}
             Event::Ended(end) => (self.over, self.end) = (true, self.end.or(Some(end))),
             Event::Failed(_) => self.over = true,
         }
@@ -273,9 +303,14 @@ impl Session {
 
     /// The keeper is gone and did not report how the command ended. If another tare process
     /// killed it, the record says why.
-    fn lost(&self) -> Event {
-        let killed = self.owned.as_ref().and_then(|owned| owned.record.kill_noted());
-        Event::Ended(End::killed(killed.map_or(Cause::KeeperLost, Reason::cause)))
+    fn lost(&mut self) -> Event {
+        let killed = self.owned.as_mut().and_then(|owned| {
+            let (why, held) = owned.record.kill_noted()?;
+            // The command that killed the box may want its receipt.
+            owned.receipt = WantedReceipt::Wanted(held);
+            Some(why.cause())
+        });
+        Event::Ended(End::killed(killed.unwrap_or(Cause::KeeperLost)))
     }
 
     /// Returns why the process that was to become the keeper failed, if it did.
@@ -324,9 +359,10 @@ impl Session {
     }
 
     /// Ends the session, and returns how its process ended. For a run, returns after the box was
-    /// seen empty and is removed.
-    pub fn end(mut self) -> Result<End, Error> {
-        self.try_end(OWN_WITHIN)
+    /// seen empty and is removed, with the receipt if one was wanted.
+    pub fn end(mut self) -> Result<(End, Option<Receipt>), Error> {
+        let end = self.try_end(OWN_WITHIN)?;
+        Ok((end, self.take_receipt()))
     }
 
     /// Ends the session within this time. After an error it can be called again.
@@ -339,10 +375,31 @@ impl Session {
         };
         drop(owned.reserve.take());
         let oom = owned.cgroups.oom_kills() > 0;
-        let child = Some(&owned.keeper.process);
-        let order = Order { reason: Reason::ByCreator, leave: Leave::Nothing, within, child };
-        tear_down(owned.root.at(&self.id), &mut owned.record, order)?;
+        let held = match &owned.receipt {
+            WantedReceipt::Wanted(held) => Some(held),
+            WantedReceipt::No | WantedReceipt::Made(_) => None,
+        };
+        let own = Own { child: &owned.keeper.process, claim: Some(&owned.claim), held };
+        let own = Some(own);
+        let order = Order { reason: Reason::ByCreator, leave: Leave::Nothing, within, own };
+        let receipt = tear_down(owned.root.at(&self.id), &mut owned.record, order)?;
+        owned.receipt = receipt.map_or(WantedReceipt::No, WantedReceipt::Made);
         Ok(end.with_oom(oom))
+    }
+
+    /// Makes [`Self::try_end`] keep a receipt of a run's box. Call it before the command begins.
+    pub fn want_receipt(&mut self) {
+        if let Some(owned) = &mut self.owned {
+            owned.receipt = WantedReceipt::Wanted(HeldLine::default());
+        }
+    }
+
+    /// Takes the receipt of a box that has ended, if its owner wanted one.
+    pub fn take_receipt(&mut self) -> Option<Receipt> {
+        match std::mem::take(&mut self.owned.as_mut()?.receipt) {
+            WantedReceipt::Made(receipt) => Some(receipt),
+            WantedReceipt::No | WantedReceipt::Wanted(_) => None,
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use tare_engine::spec::Spec;
-use tare_engine::{BoxFilter, Condition, DetachOptions, Details, Status, Usage};
+use tare_engine::{BoxFilter, Condition, DetachOptions, Details, Receipt, Status, Usage};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::admission::Caller;
@@ -100,6 +100,10 @@ pub struct RemoveQuery {
     /// Whether to remove a running box.
     #[serde(default)]
     pub force: bool,
+    /// Whether to respond with 200 and the receipt: what the box had held, and when tare saw each of
+    /// it gone.
+    #[serde(default)]
+    pub receipt: bool,
 }
 
 /// Create a box
@@ -250,12 +254,39 @@ pub async fn stats(
     path = "/v1/boxes/{id}",
     tag = "boxes",
     params(BoxPath, RemoveQuery),
-    responses((status = 204))
+    responses(
+        (status = 200, body = Receipt, description = "With `receipt=true`"),
+        (status = 204),
+    )
 )]
 pub async fn remove(
     RequestedBox { service, caller, id }: RequestedBox,
     Query(query): Query<RemoveQuery>,
-) -> Result<StatusCode, ServiceError> {
-    service.remove(&caller, id, query.force).await?;
-    Ok(StatusCode::NO_CONTENT)
+) -> Result<Response, ServiceError> {
+    let receipt = service.remove(&caller, id, query.force).await?;
+    match (query.receipt, receipt) {
+        (false, _) => Ok(StatusCode::NO_CONTENT.into_response()),
+        (true, Some(receipt)) => Ok(axum::Json(receipt).into_response()),
+        (true, None) => Err(ServiceError::conflict(
+            "no_receipt",
+            "the box is removed; another process removed it and kept no receipt",
+        )),
+    }
+}
+
+/// What a removed box had held, and when tare saw each of it gone
+///
+/// A receipt is kept for the retention of its box. A run has one only if its request had `receipt`,
+/// or if another request ended it.
+#[utoipa::path(
+    get,
+    path = "/v1/boxes/{id}/receipt",
+    tag = "boxes",
+    params(BoxPath),
+    responses((status = 200, body = Receipt))
+)]
+pub async fn receipt(
+    RequestedBox { service, caller, id }: RequestedBox,
+) -> Result<axum::Json<Receipt>, ServiceError> {
+    Ok(axum::Json(service.receipt(&caller, id).await?))
 }

@@ -55,6 +55,7 @@ pub fn router(app: &AppState, others: Router<AppState>) -> Router {
         .routes(routes!(lifecycle::rename))
         .routes(routes!(lifecycle::kill))
         .routes(routes!(boxes::stats))
+        .routes(routes!(boxes::receipt))
         .routes(routes!(lifecycle::wait))
         .routes(routes!(exec::exec))
         .routes(routes!(terminal::open))

@@ -7,7 +7,9 @@ use axum::extract::{Extension, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use serde::{Deserialize, Serialize};
 use tare_engine::spec::Tenant;
-use tare_engine::{Audit, AuditedBox, ExecSpec, Finding, KeptFiles, Swept};
+use tare_engine::{
+    Audit, AuditedBox, ExecSpec, Finding, KeptFiles, Moment, RemovedSince, Swept, Timestamp,
+};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::admission::Caller;
@@ -52,6 +54,12 @@ pub struct Readiness {
 /// As `tare audit --json` prints it.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct AuditAnswer {
+    /// The version of these fields.
+    pub version: u32,
+    /// When the audit was made.
+    pub made: Moment,
+    /// The boot of the host that the times of the boot clock belong to.
+    pub boot_id: String,
     /// Whether records and host agree.
     pub clean: bool,
     /// Each box with everything that it holds, the oldest first.
@@ -66,6 +74,9 @@ pub struct AuditAnswer {
     /// The files of clients that are kept in the state root.
     #[schema(value_type = Option<Object>)]
     pub kept_files: Option<KeptFiles>,
+    /// With `since`: the boxes that were removed since then, with their receipts.
+    #[schema(value_type = Option<Vec<Object>>)]
+    pub removed: Option<Vec<RemovedSince>>,
 }
 
 /// As `tare sweep --json` prints it.
@@ -82,6 +93,9 @@ pub struct AuditQuery {
     /// Whether to repeat the audit until records and host agree, for at most ten seconds.
     #[serde(default)]
     pub wait: bool,
+    /// Include the boxes that were removed since this time: a time of RFC 3339, or a duration before
+    /// now, such as `24h`.
+    pub since: Option<String>,
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -223,11 +237,23 @@ pub async fn audit(
     State(service): State<Service>,
     Query(query): Query<AuditQuery>,
 ) -> Result<axum::Json<AuditAnswer>, ServiceError> {
-    let audit = service.audit(query.wait).await?;
+    let since = query.since.as_deref().map(Timestamp::parse_or_ago).transpose()?;
+    let audit = service.audit(query.wait, since).await?;
     let clean = audit.is_clean();
-    let Audit { boxes, findings, kept_files } = audit;
+    let Audit { made, boot_id, boxes, findings, kept_files, removed } = audit;
     let (orphans, lost) = findings.into_iter().partition(|finding| finding.kind.is_unrecorded());
-    Ok(axum::Json(AuditAnswer { clean, boxes, orphans, lost, kept_files }))
+    let version = Audit::VERSION;
+    Ok(axum::Json(AuditAnswer {
+        version,
+        made,
+        boot_id,
+        clean,
+        boxes,
+        orphans,
+        lost,
+        kept_files,
+        removed,
+    }))
 }
 
 /// Remove what an audit finds, and finish every box that has ended

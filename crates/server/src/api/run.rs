@@ -4,8 +4,8 @@ use axum::extract::{Extension, State};
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
-use tare_engine::ExecSpec;
 use tare_engine::spec::defaults::HOME;
+use tare_engine::{ExecSpec, Receipt};
 use utoipa::ToSchema;
 
 use crate::admission::Caller;
@@ -73,6 +73,9 @@ pub struct RunBody {
     /// Whether the run may use a box that was made ahead. By default it uses what waits.
     #[serde(default)]
     pub warm: WarmWish,
+    /// Whether the result has a receipt: what the box had held, and when tare saw each of it gone.
+    #[serde(default)]
+    pub receipt: bool,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -102,6 +105,8 @@ pub struct RunResult {
     pub files_omitted: Vec<FileOmitted>,
     /// Requested paths and patterns for which there is no readable regular file.
     pub files_missing: Vec<String>,
+    /// Null unless the request has `receipt`.
+    pub receipt: Option<Receipt>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -183,6 +188,7 @@ fn run_request(
         stdin: request.stdin.map(String::into_bytes),
         files,
         collect: collect(request.outputs.0, most.output_bytes.0)?,
+        receipt: request.receipt,
         ..RunRequest::new(fields.into_spec(config, &caller.tenant)?, exec, most.output_bytes.0)
     })
 }
@@ -234,6 +240,7 @@ impl RunResult {
             id: output.id.to_string(),
             oom: output.end.oom,
             warm: output.warm,
+            receipt: output.receipt.take(),
             files: outputs.files.into_iter().map(file).collect(),
             files_omitted: outputs.omitted.into_iter().map(omitted).collect(),
             files_missing: outputs.missing,

@@ -278,6 +278,7 @@ mod tests {
             collected: None,
             warm: Warm::Off,
             duration: Duration::from_millis(1),
+            receipt: None,
         };
         Answer::new(output, Id::random(), Collected::default())
     }

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use tare_engine::spec::Name;
 use tare_engine::{
     Audit, BoxFilter, BoxId, Changes, Details, End, EndWatch, Engine, Error, ErrorKind, Looked,
-    State, Status, Swept, Usage,
+    Receipt, State, Status, Swept, Timestamp, Usage,
 };
 use tokio::time::Instant;
 
@@ -227,12 +227,14 @@ impl Service {
         after.await
     }
 
+    /// Removes a box, and returns its receipt. `None` if another process has removed it and kept no
+    /// receipt.
     pub async fn remove(
         &self,
         caller: &Caller,
         reference: String,
         force: bool,
-    ) -> Result<(), ServiceError> {
+    ) -> Result<Option<Receipt>, ServiceError> {
         let found_by = caller.clone();
         let found = self.call(move |engine| {
             let id = find(engine, &found_by, &reference)?;
@@ -243,17 +245,33 @@ impl Service {
         let remove = move |engine: &Engine, id: &BoxId| engine.remove(id, force);
         let (box_id, key) = (id.as_str(), key.as_deref());
         let event = OfBox { box_id, key, request_id: caller.request_id() };
-        self.end_within(&id, event, remove).await?;
+        let receipt = self.end_within(&id, event, remove).await?;
         self.watch.remove(&id);
         self.journal.record(&LogEvent::BoxRemoved(event));
-        Ok(())
+        Ok(receipt)
+    }
+
+    /// Returns the receipt of a removed box that the caller could see.
+    pub async fn receipt(
+        &self,
+        caller: &Caller,
+        reference: String,
+    ) -> Result<Receipt, ServiceError> {
+        let scope = caller.scope();
+        self.call(move |engine| engine.receipt(&scope, &reference)).await
     }
 
     /// Compares records and host. With `wait`, repeats that until they agree, for at most ten seconds.
-    pub async fn audit(&self, wait: bool) -> Result<Audit, ServiceError> {
+    /// With `since`, adds the boxes that were removed since then.
+    pub async fn audit(&self, wait: bool, since: Option<Timestamp>) -> Result<Audit, ServiceError> {
         let _turn = self.whole_host.lock().await;
         let audit = if wait { Engine::audit_until_clean } else { Engine::audit };
-        self.call(audit).await
+        let call = move |engine: &Engine| {
+            let mut audit = audit(engine)?;
+            audit.removed = since.map(|since| engine.removed_since(since)).transpose()?;
+            Ok(audit)
+        };
+        self.call(call).await
     }
 
     /// Finishes boxes that are over, and removes leftovers; with `dry_run`, only lists them.

@@ -76,7 +76,7 @@ impl Service {
             }
             Some(NamedBox::Unusable(id)) => match self.remove(caller, id.to_string(), true).await {
                 Err(error) if error.kind != Kind::NotFound => return Err(error),
-                Ok(()) | Err(_) => {}
+                Ok(_) | Err(_) => {}
             },
             None => {}
         }

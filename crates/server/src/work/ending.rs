@@ -34,19 +34,20 @@ const TRY_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Service {
     /// Tries to end a box until it is gone, or the bound has passed.
-    pub async fn end_within(
+    pub async fn end_within<T: Send + 'static>(
         &self,
         id: &BoxId,
         event: OfBox<'_>,
-        end: impl Fn(&Engine, &BoxId) -> Result<(), Error> + Clone + Send + 'static,
-    ) -> Result<(), ServiceError> {
+        end: impl Fn(&Engine, &BoxId) -> Result<T, Error> + Clone + Send + 'static,
+    ) -> Result<T, ServiceError> {
         let until = Instant::now() + ENDED_WITHIN;
         loop {
             let (box_id, end) = (id.clone(), end.clone());
             let attempt = move |engine: &Engine| try_end(engine, &box_id, &end);
             let tried = self.call_in_share(&self.shares.ending, attempt).await?;
-            let Some((error, keeper)) = tried else {
-                return Ok(());
+            let (error, keeper) = match tried {
+                Ok(ended) => return Ok(ended),
+                Err(failed) => failed,
             };
             if Instant::now() >= until || !self.shutdown.is_serving() {
                 let error = ServiceError::from(error);
@@ -121,17 +122,17 @@ impl Service {
     }
 }
 
-/// Returns why the box is not ended, with its last process if there is one. `None` if it is.
-fn try_end(
+/// Returns why the box is not ended, with its last process if there is one, as the inner error.
+fn try_end<T>(
     engine: &Engine,
     id: &BoxId,
-    end: &impl Fn(&Engine, &BoxId) -> Result<(), Error>,
-) -> Result<Option<(Error, Option<Keeper>)>, Error> {
+    end: &impl Fn(&Engine, &BoxId) -> Result<T, Error>,
+) -> Result<Result<T, (Error, Option<Keeper>)>, Error> {
     match end(engine, id) {
-        Ok(()) => Ok(None),
+        Ok(ended) => Ok(Ok(ended)),
         Err(error) if matches!(error.kind(), ErrorKind::Stuck | ErrorKind::Busy) => {
             let keeper = engine.keeper(id).ok().flatten();
-            Ok(Some((error, keeper)))
+            Ok(Err((error, keeper)))
         }
         Err(error) => Err(error),
     }

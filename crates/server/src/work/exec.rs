@@ -191,7 +191,7 @@ impl Process {
             }
         }
         let session = self.session;
-        let end = self.service.workers.call(move || session.end()).await?;
+        let (end, _) = self.service.workers.call(move || session.end()).await?;
         self.counted.cause = end.cause;
         if end.cause == Cause::ServerStopping {
             return Err(ServiceError::stopping());
@@ -202,6 +202,7 @@ impl Process {
         self.streams.read_left(sink).await;
         let [stdout, stderr] = self.streams.into_captured()?;
         let (id, duration) = (self.box_id, self.started.elapsed());
-        Ok(RunOutput { id, end, stdout, stderr, collected: None, duration, warm: Warm::Off })
+        let (warm, receipt) = (Warm::Off, None);
+        Ok(RunOutput { id, end, stdout, stderr, collected: None, duration, warm, receipt })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tare_engine::{BoxId, End};
+use tare_engine::{BoxId, End, Receipt};
 
 use crate::admission::bodies::Charge;
 use crate::error::ServiceError;
@@ -43,6 +43,8 @@ pub struct RunOutput<T = ()> {
     pub collected: Option<T>,
     pub duration: Duration,
     pub warm: Warm,
+    /// What the box had held, if the request asks for that.
+    pub receipt: Option<Receipt>,
 }
 
 impl<T> RunOutput<T> {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tare_engine::spec::Spec;
-use tare_engine::{BoxId, Cause, End, Error, Keeper, Session, Stdin};
+use tare_engine::{BoxId, Cause, End, Error, Keeper, Receipt, Session, Stdin};
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::{Admitted, Caller, Need};
@@ -156,7 +156,10 @@ impl Steps {
         let started = Instant::now();
         let (box_id, result) =
             match self.get_box(self.service.shape_for(&request), request.box_spec()).await {
-                Ok(own) => {
+                Ok(mut own) => {
+                    if request.receipt {
+                        own.session.want_receipt();
+                    }
                     let id = own.session.id().clone();
                     (Some(id), self.use_box(own, request, &sink).await)
                 }
@@ -242,11 +245,13 @@ impl Steps {
         }
         let torn_down = self.tear_down(session).await;
         let Finished { end, mut streams, collected } = finished?;
-        let end = end.with_oom(torn_down?.oom);
+        let (ended, receipt) = torn_down?;
+        let end = end.with_oom(ended.oom);
         // Every process that could write is dead. Read what is left in the pipes.
         streams.read_to_end(sink).await;
         let [stdout, stderr] = streams.into_captured()?;
-        Ok(RunOutput { id, end, stdout, stderr, collected, duration: Duration::ZERO, warm })
+        let duration = Duration::ZERO;
+        Ok(RunOutput { id, end, stdout, stderr, collected, duration, warm, receipt })
     }
 
     async fn run_command<T: Send + 'static>(
@@ -428,12 +433,15 @@ impl Steps {
 
     /// Ends the box. If it cannot be ended, it stays on record as `stuck`: the keeper watch notices
     /// its end, and every sweep tries it again.
-    async fn tear_down(&mut self, session: Session) -> Result<End, ServiceError> {
+    async fn tear_down(
+        &mut self,
+        session: Session,
+    ) -> Result<(End, Option<Receipt>), ServiceError> {
         self.phase_began = Instant::now();
-        let (session, ended) = self.service.end_session(session).await;
+        let (mut session, ended) = self.service.end_session(session).await;
         self.end_phase(Phase::Teardown);
         let error = match ended {
-            Ok(end) => return Ok(end),
+            Ok(end) => return Ok((end, session.take_receipt())),
             Err(error) => ServiceError::from(error),
         };
         let (id, admitted) = (session.id(), self.admitted.take().map(Admitted::without_turn));

@@ -28,6 +28,8 @@ pub struct RunRequest<T> {
     /// The limit for each of stdout and stderr.
     pub output_bytes_max: u64,
     pub past_limit: PastLimit,
+    /// Whether the result has a receipt of the box.
+    pub receipt: bool,
     pub progress: Progress,
 }
 
@@ -83,6 +85,7 @@ impl<T> RunRequest<T> {
             collect: None,
             output_bytes_max,
             past_limit: PastLimit::Truncate,
+            receipt: false,
             progress: Progress::default(),
         }
     }

@@ -135,12 +135,12 @@ fn output_before_damage_in_the_log_is_shown() {
 #[test]
 fn since_is_a_duration_or_a_moment() {
     let ago = Timestamp::now().before(Duration::from_secs(600)).as_ms();
-    let since = time_or_ago("10m").unwrap().as_ms();
+    let since = Timestamp::parse_or_ago("10m").unwrap().as_ms();
     assert!((ago..ago + 60_000).contains(&since));
-    let absolute = time_or_ago("2026-11-15T23:09:05.5+01:00").unwrap();
+    let absolute = Timestamp::parse_or_ago("2026-11-15T23:09:05.5+01:00").unwrap();
     assert_eq!(absolute.to_string(), "2026-11-15T22:09:05.500Z");
     for text in ["", "-5m", "yesterday", "2026-11-15", "4000d"] {
-        let error = time_or_ago(text).unwrap_err().to_string();
+        let error = Timestamp::parse_or_ago(text).unwrap_err().to_string();
         assert!(error.ends_with("is neither a duration nor a time"));
     }
 }

@@ -10,7 +10,6 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use tare_engine::logs::Logs;
 use tare_engine::spec::quantity;
-use tare_engine::spec::shown::quoted;
 use tare_engine::{Context as _, Error, Timestamp};
 use tare_kernel::process::Process;
 use tare_kernel::watch::Watch;
@@ -54,7 +53,7 @@ pub struct LogsArgs {
     tail: Option<u32>,
 
     /// Start at this time: 10m (ago), or 2026-11-15T22:09:05Z
-    #[arg(long, value_name = "TIME", value_parser = time_or_ago, allow_hyphen_values = true)]
+    #[arg(long, value_name = "TIME", value_parser = Timestamp::parse_or_ago, allow_hyphen_values = true)]
     since: Option<Timestamp>,
 
     /// Put the time before each line
@@ -113,18 +112,6 @@ impl From<Errno> for Stop {
             errno => Self::Failed(Error::failed("cannot pass on the log").caused_by(errno)),
         }
     }
-}
-
-/// Parses `10m` (ago) or an absolute time.
-fn time_or_ago(text: &str) -> Result<Timestamp, Error> {
-    if let Ok(ago) = quantity::duration(text) {
-        return Ok(Timestamp::now().before(ago));
-    }
-    Timestamp::parse(text).map_err(|_| {
-        let message = format!("{} is neither a duration nor a time", quoted(text));
-        Error::bad_request(message)
-            .with_hint("write 10m for ten minutes ago, or 2026-11-15T22:09:05Z")
-    })
 }
 
 /// Prints the log up to now.

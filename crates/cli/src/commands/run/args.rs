@@ -187,6 +187,19 @@ pub struct BoxArgs {
     /// only the error
     #[arg(long, conflicts_with = "tty")]
     pub json: bool,
+
+    /// When the box is gone, print what it had held and when tare saw each of it
+    /// gone, as one line of JSON on stderr, with --json in the object, or write it
+    /// to FILE; 'tare receipt' shows it again. Detached boxes always have one
+    #[arg(
+        long,
+        value_name = "FILE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "",
+        conflicts_with = "detach",
+    )]
+    pub receipt: Option<OsString>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

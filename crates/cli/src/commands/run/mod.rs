@@ -7,12 +7,16 @@
 //! Once the engine has made a box, every path leads through [`tare_engine::Session::end`]. tare takes
 //! over signals before there is a box, so that no signal ends tare and leaves the box.
 
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Write};
 use std::time::Instant;
 
 use rustix::process::{getgid, getuid};
 use serde::Serialize;
 use tare_engine::spec::User;
-use tare_engine::{Cause, Error};
+use tare_engine::spec::shown::quoted;
+use tare_engine::{Cause, Context as _, Error, Receipt};
 use tare_kernel::signals;
 
 mod args;
@@ -24,7 +28,7 @@ use crate::commands::run::spec::{CallerContext, RunPlan};
 use crate::context::{Context, Purpose};
 use crate::exit::{ExitReport, Subject};
 
-use crate::error::{print_json, print_note};
+use crate::error::{print_json, print_note, to_json_line};
 use crate::stdio::{self, Output, Relayed};
 
 pub fn run(args: &RunArgs, context: &Context) -> Result<u8, Error> {
@@ -40,14 +44,53 @@ pub fn run(args: &RunArgs, context: &Context) -> Result<u8, Error> {
         };
         return detach::start(&engine, args, &plan, &taken);
     }
+    let receipt_file = open_receipt(args)?;
     let started = Instant::now();
-    let session = engine.run(&plan.spec, plan.stdin)?;
+    let mut session = engine.run(&plan.spec, plan.stdin)?;
+    if args.labels.receipt.is_some() {
+        session.want_receipt();
+    }
     if !plan.quiet {
         session.notes().iter().for_each(|note| print_note(note));
     }
     let id = session.id().to_string();
-    let relayed = stdio::relay(session, plan.relay, &taken)?;
-    conclude(id, relayed, started, &plan)
+    let mut relayed = stdio::relay(session, plan.relay, &taken)?;
+    let receipt = relayed.receipt.take().filter(|_| args.labels.receipt.is_some());
+    let code = conclude(id, relayed, (started, receipt.as_ref()), &plan)?;
+    if let Some(receipt) = receipt {
+        write_receipt(&receipt, receipt_file, args)?;
+    }
+    Ok(code)
+}
+
+/// Opens the file for the receipt before there is a box, so that a box without a place for its
+/// receipt is not made. An earlier content stays until there is a receipt.
+fn open_receipt(args: &RunArgs) -> Result<Option<File>, Error> {
+    let Some(path) = args.labels.receipt.as_ref().filter(|path| !path.is_empty()) else {
+        return Ok(None);
+    };
+    let opened = File::options().write(true).create(true).truncate(false).open(path);
+    opened.map(Some).context(|| cannot_write(path))
+}
+
+/// Writes the receipt to its file. Without one, prints it on stderr, unless `--json` has printed it.
+fn write_receipt(receipt: &Receipt, file: Option<File>, args: &RunArgs) -> Result<(), Error> {
+    let line = to_json_line(receipt);
+    match (file, &args.labels.receipt) {
+        (Some(mut file), Some(path)) => {
+            // A device or a pipe has no length.
+            file.set_len(0).ok();
+            file.write_all(line.as_bytes()).context(|| cannot_write(path))
+        }
+        (None, _) if !args.labels.json => {
+            io::stderr().write_all(line.as_bytes()).context(|| "cannot print the receipt".into())
+        }
+        (_, _) => Ok(()),
+    }
+}
+
+fn cannot_write(path: &OsStr) -> String {
+    format!("cannot write the receipt to {}", quoted(path))
 }
 
 /// The object that `--json` prints.
@@ -63,11 +106,17 @@ struct RunReport {
     duration_ms: u64,
     stdout: String,
     stderr: String,
+    receipt: Option<Receipt>,
 }
 
 /// Prints notes, errors and the JSON object, and returns the exit code.
-fn conclude(id: String, relayed: Relayed, started: Instant, plan: &RunPlan) -> Result<u8, Error> {
-    let Relayed { result, end, ending, relay, ended_at } = relayed;
+fn conclude(
+    id: String,
+    relayed: Relayed,
+    (started, receipt): (Instant, Option<&Receipt>),
+    plan: &RunPlan,
+) -> Result<u8, Error> {
+    let Relayed { result, end, ending, relay, ended_at, .. } = relayed;
     let output_bytes_max = plan.relay.output_bytes_max;
     let subject = Subject::Box { spec: &plan.spec, output_bytes_max };
     let mut report = match result {
@@ -99,6 +148,7 @@ fn conclude(id: String, relayed: Relayed, started: Instant, plan: &RunPlan) -> R
             duration_ms: u64::try_from(duration_ms).unwrap_or(u64::MAX),
             stdout: String::from_utf8_lossy(&stdout).into_owned(),
             stderr: String::from_utf8_lossy(&stderr).into_owned(),
+            receipt: receipt.cloned(),
         })?;
     }
     Ok(report.code)

@@ -20,7 +20,7 @@ pub use settings::Controller;
 pub use usage::{CgroupReader, CgroupUsage, OomWatch, oom_kills};
 
 use crate::error::{Context, Error, ErrorKind};
-use crate::holdings::{Holding, ReleaseAt};
+use crate::holdings::{Ends, Found, Holding, Sight, is_missing};
 use crate::host::layout::{self, BoxAt, StateRoot};
 use crate::host::tag::TaggedId;
 use crate::host::{CgroupRoots, parents};
@@ -411,17 +411,27 @@ fn set_frozen(cgroups: &[PathBuf], frozen: bool) -> io::Result<bool> {
     Ok(done)
 }
 
-/// The cgroup directories of a box, for teardown and `inspect`.
+/// The cgroup directories of a box.
 pub const HOLDING: Holding = Holding {
     kind: "cgroup",
-    release_at: ReleaseAt::End,
-    probe: |at, record| {
-        let roots = roots_of(at, record).into_iter();
-        let paths = roots.map(|root| layout::cgroup(&root, at.tagged_id()));
-        paths.filter(|path| path.exists()).map(|path| path.display().to_string()).collect()
+    ends: Ends::AtEnd(|at, record, within| release(&roots_of(at, record), at.tagged_id(), within)),
+    probe: |look| Found::paths(directories(look.at, look.record)),
+    sight: Sight::Check {
+        word: "cgroup_path",
+        is_gone: |at, record, _| own_paths(at, record).iter().all(|path| is_missing(path)),
     },
-    release: |at, record, within| release(&roots_of(at, record), at.tagged_id(), within),
 };
+
+/// The directories of the box that exist, one in each hierarchy. The kernel removes none that has
+/// others below it.
+fn directories(at: BoxAt<'_>, record: &Record) -> Vec<PathBuf> {
+    own_paths(at, record).into_iter().filter(|path| path.exists()).collect()
+}
+
+fn own_paths(at: BoxAt<'_>, record: &Record) -> Vec<PathBuf> {
+    let roots = roots_of(at, record).into_iter();
+    roots.map(|root| layout::cgroup(&root, at.tagged_id())).collect()
+}
 
 /// The directories in which the box may have a cgroup: as its record says, or all.
 pub fn roots_of(at: BoxAt<'_>, record: &Record) -> Vec<PathBuf> {

@@ -2,7 +2,9 @@
 
 use serde::Deserialize;
 
-use super::{Created, EndedLine, EndingLine, KeeperLine, Line, StuckLine, UpdatedLine, VERSION};
+use super::{
+    Created, EndedLine, EndingLine, HeldLine, KeeperLine, Line, StuckLine, UpdatedLine, VERSION,
+};
 use crate::spec::{DetachOptions, Limit, Name, Tenant};
 
 /// What the lines of a record say together.
@@ -26,6 +28,7 @@ pub struct RecordLines {
     pub removing: bool,
     pub ending: Option<EndingLine>,
     pub ended: Option<EndedLine>,
+    pub held: Option<HeldLine>,
     /// How many lines could be read.
     pub count: usize,
 }
@@ -77,6 +80,7 @@ impl RecordLines {
                     created.spec = claimed.spec;
                 }
             }
+            Line::Held(held) => self.held = Some(held),
             Line::Ended(ended) => {
                 self.stuck = None;
                 self.ended = Some(ended);

@@ -1,11 +1,12 @@
 //! What a record says: lines, each a fact about the box. Lines are appended. Two operations rewrite
 //! the file: one merges many changes into one line, the other marks the removal of the box.
 //!
-//! `end` has the lines about the end of a box, and `fold` turns all lines into what they say
-//! together.
+//! `end` has the lines about the end of a box, `held` what it held then, and `fold` turns all lines
+//! into what they say together.
 
 mod end;
 mod fold;
+mod held;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,13 +18,14 @@ use crate::time::{Timestamp, from_now};
 
 pub use end::{EndedLine, EndingLine, Reason, StuckLine};
 pub use fold::RecordLines;
+pub use held::{HeldItem, HeldLine, SeenGone};
 
 /// The version of the format. tare does not interpret a record of another version: the same words
 /// may mean something else in it.
 pub const VERSION: u32 = 2;
 
 /// One line of `record.json`.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Line {
     /// Files of version 2 call it `intent`.
@@ -49,6 +51,8 @@ pub enum Line {
         at_ns: u64,
     },
     Claimed(Box<ClaimedLine>),
+    /// What the box holds, before tare kills it, and once more when tare has seen it empty.
+    Held(HeldLine),
 }
 
 /// The first line, written before tare acquires anything for the box.
@@ -176,6 +180,7 @@ impl Line {
             Self::Stuck(stuck) => stuck.at_ns,
             Self::Ending(ending) => ending.at_ns,
             Self::Ended(ended) => ended.at_ns,
+            Self::Held(held) => held.looked.map_or(0, |looked| looked.boot_ns),
         }
     }
 }

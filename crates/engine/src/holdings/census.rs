@@ -8,6 +8,7 @@ use tare_kernel::sockets::{self, Listening};
 
 use crate::host::layout::StateRoot;
 use crate::host::parallel;
+use crate::host::processes::all_pids;
 use crate::host::state_root;
 
 #[derive(Debug)]
@@ -32,6 +33,25 @@ impl Processes {
         };
         if matches!(state_root::boxes_if_any(root), Ok(Some(_))) {
             processes.add(pids);
+        }
+        processes
+    }
+
+    /// Reads the processes of one box: those in its cgroup, or without one all of the host. Reads
+    /// ports only of a box that shares the host's network.
+    pub fn of_box(members: &[i32], shares_network: bool) -> Self {
+        let listening = if shares_network { sockets::listening().ok() } else { None };
+        let mut processes = Self {
+            procfs: Procfs::open().ok(),
+            stats: HashMap::new(),
+            children: HashMap::new(),
+            own_namespaces: Vec::new(),
+            listening: listening.unwrap_or_default(),
+        };
+        if members.is_empty() {
+            processes.add(&all_pids());
+        } else {
+            processes.add(members);
         }
         processes
     }

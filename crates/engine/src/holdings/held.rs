@@ -1,8 +1,9 @@
-//! What one box holds on the host now.
+//! What one box holds on the host now, as the kernel shows it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{StatFs, statfs};
 use serde::Serialize;
@@ -10,11 +11,10 @@ use tare_kernel::cgroup_tree::CgroupTree;
 use tare_kernel::procfs::{NAMESPACE_KINDS, NamespaceKind, ProcessDir};
 use tare_kernel::sockets::Listening;
 
-use crate::audit::census::Processes;
-use crate::audit::mounted_scratch;
+use crate::holdings::census::Processes;
 use crate::holdings::cgroup::CgroupReader;
 use crate::host::layout::BoxAt;
-use crate::observe::Observation;
+use crate::record::Record;
 use crate::spec::Isolation;
 
 /// What a box holds. `None` means that the kernel does not show it to us.
@@ -59,6 +59,8 @@ pub struct HeldNamespace {
 pub struct HeldPort {
     pub transport: &'static str,
     pub address: SocketAddr,
+    /// Of the socket.
+    pub inode: u64,
     /// The processes of the box that have it open.
     pub pids: Vec<i32>,
 }
@@ -75,32 +77,60 @@ struct Seen {
     mounts: Vec<u64>,
 }
 
-/// What the box holds on the host now.
-pub fn held_by(at: BoxAt<'_>, observation: &Observation, processes: &Processes) -> Held {
+/// Which processes of a box to look at.
+#[derive(Debug, Clone, Copy)]
+pub struct Which<'a> {
+    /// The keeper, if it is alive.
+    pub keeper: Option<i32>,
+    /// Whether the box has not ended.
+    pub is_live: bool,
+    /// How many processes are looked at closely.
+    pub most: usize,
+    pub processes: &'a Processes,
+}
+
+/// What the box holds on the host now, and how many processes are in it.
+pub fn held_by(at: BoxAt<'_>, record: &Record, which: Which<'_>) -> (Held, u64) {
+    let Which { keeper, is_live, most, processes } = which;
     let mut held = Held::default();
-    let cgroup = CgroupReader::new(at, &observation.record);
+    let cgroup = CgroupReader::new(at, record);
     let tree = cgroup.tree();
     let mut seen = Seen::default();
-    let keeper = observation.keeper().map(|keeper| keeper.pid());
-    for pid in members(observation, &tree, processes) {
+    let members = members(keeper, &tree, processes);
+    let count = members.len() as u64;
+    // The keeper is in the namespaces that the box was made with, so it comes first.
+    let others = members.into_iter().filter(|pid| Some(*pid) != keeper);
+    for pid in keeper.into_iter().chain(others).take(most) {
         let shown = processes.procfs.as_ref().and_then(|it| it.process(pid).ok());
         if let Some(shown) = shown {
             seen.look(pid, &shown, processes, &mut held);
-            if keeper == Some(pid) && has_scratch(observation) {
+            if keeper == Some(pid) && has_scratch(record) {
                 held.scratch_bytes = shown.space_at("work").ok().and_then(used);
             }
         }
     }
-    held.memory_bytes = if observation.is_live() { cgroup.memory() } else { None };
-    let mounted = mounted_scratch(at, observation);
-    if keeper.is_none() && has_scratch(observation) {
+    held.processes.sort_by_key(|process| process.pid);
+    held.memory_bytes = if is_live { cgroup.memory() } else { None };
+    let mounted = mounted_scratch(at, record);
+    if keeper.is_none() && has_scratch(record) {
         held.scratch_bytes = mounted.as_ref().and_then(|it| used(statfs(it).ok()?));
     }
     held.cgroups = unified_directories(&cgroup, &tree);
     held.host_mounts = mounted.into_iter().collect();
     held.ports = ports(&seen, &tree, &processes.listening);
     held.take(seen);
-    held
+    (held, count)
+}
+
+/// Where the kept scratch space of a box is mounted on the host. `None` if it is a directory, as
+/// without privileges.
+fn mounted_scratch(at: BoxAt<'_>, record: &Record) -> Option<PathBuf> {
+    if !record.keeps_scratch() {
+        return None;
+    }
+    let path = at.scratch();
+    let device = |path: &Path| Some(path.symlink_metadata().ok()?.dev());
+    (device(&path)? != device(path.parent()?)?).then_some(path)
 }
 
 fn unified_directories(cgroup: &CgroupReader<'_>, tree: &CgroupTree) -> Vec<PathBuf> {
@@ -110,12 +140,12 @@ fn unified_directories(cgroup: &CgroupReader<'_>, tree: &CgroupTree) -> Vec<Path
 }
 
 /// The processes in the box's cgroup, and the descendants of its keeper.
-fn members(observation: &Observation, tree: &CgroupTree, processes: &Processes) -> BTreeSet<i32> {
+fn members(keeper: Option<i32>, tree: &CgroupTree, processes: &Processes) -> BTreeSet<i32> {
     let mut members: BTreeSet<i32> = tree.members.iter().copied().collect();
-    if let Some(keeper) = observation.keeper() {
+    if let Some(keeper) = keeper {
         // The keeper may be younger than the list of processes.
-        members.insert(keeper.pid());
-        members.extend(processes.descendants(keeper.pid()));
+        members.insert(keeper);
+        members.extend(processes.descendants(keeper));
     }
     members
 }
@@ -169,7 +199,7 @@ impl Seen {
 }
 
 impl Held {
-    pub(super) fn add_cgroups<'a>(&mut self, found: impl Iterator<Item = &'a PathBuf>) {
+    pub fn add_cgroups<'a>(&mut self, found: impl Iterator<Item = &'a PathBuf>) {
         let known: BTreeSet<&PathBuf> = self.cgroups.iter().collect();
         let others: Vec<PathBuf> = found.filter(|path| !known.contains(path)).cloned().collect();
         self.cgroups.extend(others);
@@ -204,14 +234,16 @@ fn ports(seen: &Seen, tree: &CgroupTree, listening: &[Listening]) -> Vec<HeldPor
     its.map(|port| HeldPort {
         transport: port.transport.as_str(),
         address: port.address,
+        inode: port.inode,
         pids: seen.sockets.get(&port.inode).cloned().unwrap_or_default(),
     })
     .collect()
 }
 
 /// A contained box has no scratch space of its own.
-fn has_scratch(observation: &Observation) -> bool {
-    observation.spec().is_some_and(|spec| spec.isolation == Isolation::Full)
+fn has_scratch(record: &Record) -> bool {
+    let created = record.lines.created.as_ref();
+    created.is_some_and(|created| created.spec.isolation == Isolation::Full)
 }
 
 fn used(space: StatFs) -> Option<u64> {

@@ -1,0 +1,145 @@
+//! Receipts over HTTP agree with the host, belong to their key, and outlive the server.
+
+use serde_json::{Value, json};
+use tare_harness::{Server, Tare, eventually, tare};
+
+use crate::receipts::{HostLook, boot_ns, item};
+use crate::serve::configured;
+use crate::serve::quotas::sha256;
+
+fn created(server: &Server, tare: &Tare, name: &str) -> (String, HostLook) {
+    let script = "sleep 1000 & echo ready; wait";
+    let body = json!({"name": name, "command": ["sh", "-c", script]});
+    let made = server.post("/v1/boxes", &body).was(201).json();
+    let id = made["id"].as_str().expect("an id").to_owned();
+    tare.logged(&id, "ready");
+    let look = HostLook::at(tare, &id);
+    (id, look)
+}
+
+#[test]
+fn delete_responds_with_a_receipt_that_agrees_with_the_host() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let before = boot_ns();
+    let (id, look) = created(&server, &tare, "web");
+    server.get(&format!("/v1/boxes/{id}/receipt")).was(409);
+    let receipt = server.delete(&format!("/v1/boxes/{id}?force=true&receipt=true")).was(200).json();
+    look.agrees(&tare, &receipt, before);
+    look.is_gone(&tare);
+    let again = server.get(&format!("/v1/boxes/{id}/receipt")).was(200).json();
+    assert_eq!(again, receipt);
+    // Without the query, the response is as before, and the receipt is kept all the same.
+    let (other, _) = created(&server, &tare, "web");
+    server.delete(&format!("/v1/boxes/{other}?force=true")).was(204);
+    let kept = server.get(&format!("/v1/boxes/{other}/receipt")).was(200).json();
+    assert_eq!(kept["complete"], true, "{kept}");
+    server.stop().ok();
+    let server = Server::start(&tare, &[]);
+    assert_eq!(server.get(&format!("/v1/boxes/{id}/receipt")).was(200).json(), receipt);
+    assert_eq!(tare.json(["receipt", &id, "--json"]), receipt);
+    server.get("/v1/boxes/nothing/receipt").was(404);
+    server.stop().ok();
+}
+
+#[test]
+fn a_run_has_a_receipt_if_the_request_asks_for_one() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let before = boot_ns();
+    let bodies = [
+        json!({"command": ["true"], "receipt": true}),
+        json!({"command": ["cat", "a"], "receipt": true, "files": [{"path": "a", "content": "x"}]}),
+        json!({"command": ["sleep", "1000"], "receipt": true, "timeout_ms": 300}),
+    ];
+    for body in bodies {
+        let result = server.post("/v1/run", &body).was(200).json();
+        let receipt = &result["receipt"];
+        assert_eq!(receipt["complete"], true, "{result}");
+        assert_eq!(receipt["id"], result["id"], "{result}");
+        let pid = item(receipt, "keeper")["what"][0].as_str().expect("a pid").to_owned();
+        let process = format!("/proc/{}", pid.trim_start_matches("pid "));
+        assert!(!std::path::Path::new(&process).exists(), "{process}");
+        for path in item(receipt, "cgroup")["what"].as_array().into_iter().flatten() {
+            assert!(!std::path::Path::new(path.as_str().unwrap()).exists(), "{path}");
+        }
+        for held in receipt["held"].as_array().expect("an array") {
+            let seen = held["gone"]["boot_ns"].as_u64();
+            assert!(seen.is_none_or(|seen| (before..boot_ns()).contains(&seen)), "{held}");
+        }
+        assert_eq!(tare.uid_claims(), 0);
+        let id = result["id"].as_str().expect("an id");
+        assert_eq!(server.get(&format!("/v1/boxes/{id}/receipt")).was(200).json(), *receipt);
+    }
+    let result = server.post("/v1/run", &json!({"command": ["true"]})).was(200).json();
+    assert_eq!(result["receipt"], Value::Null);
+    let id = result["id"].as_str().expect("an id");
+    server.get(&format!("/v1/boxes/{id}/receipt")).was(404);
+    server.stop().ok();
+}
+
+#[test]
+fn a_run_of_a_server_that_was_killed_has_a_receipt_after_the_next_sweep() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let before = boot_ns();
+    let body = json!({"command": ["sleep", "1000"]}).to_string();
+    let headers = [("Content-Type", "application/json")];
+    let _request = server.send("POST", "/v1/run", &headers, body.as_bytes());
+    eventually("the run is there", || tare.list().iter().any(|it| it["state"] == "running"));
+    let id = tare.list()[0]["id"].as_str().expect("an id").to_owned();
+    eventually("the command runs", || tare.workload(&id).len() == 1);
+    let look = HostLook::at(&tare, &id);
+    server.kill();
+    eventually("it is removed", || {
+        tare.call(["sweep"]);
+        !tare.record(&id).exists()
+    });
+    let receipt = tare.json(["receipt", &id, "--json"]);
+    assert_eq!(receipt["why"], "abandoned", "{receipt}");
+    look.agrees_after_the_end(&tare, &receipt, before);
+    look.is_gone(&tare);
+}
+
+#[test]
+fn a_receipt_belongs_to_its_key() {
+    let tare = tare!();
+    let key = |name: &str, more: &str| {
+        format!("[[keys]]\nname = '{name}'\nsha256 = '{}'\n{more}\n", sha256(name))
+    };
+    let keys = key("ci", "") + &key("desk", "") + &key("ops", "admin = true");
+    let (_directory, config) = configured(&keys);
+    let server = Server::start(&tare, &["--config", &config]);
+    let ask = |key: &str, method: &str, path: &str, body: &str| {
+        let headers = [("X-API-Key", key), ("Content-Type", "application/json")];
+        server.ask(method, path, &headers, body.as_bytes())
+    };
+    let body = r#"{"name":"web","command":["sleep","1000"]}"#;
+    let id = ask("ci", "POST", "/v1/boxes", body).was(201).json()["id"].clone();
+    let id = id.as_str().expect("an id");
+    let receipt = ask("ci", "DELETE", &format!("/v1/boxes/{id}?force=true&receipt=true"), "");
+    let receipt = receipt.was(200).json();
+    assert_eq!((&receipt["key"], &receipt["name"]), (&json!("ci"), &json!("web")));
+    for reference in [id, "web"] {
+        let path = format!("/v1/boxes/{reference}/receipt");
+        assert_eq!(ask("ci", "GET", &path, "").was(200).json(), receipt);
+        assert_eq!(ask("ops", "GET", &path, "").was(200).json(), receipt);
+        ask("desk", "GET", &path, "").was(404);
+    }
+    server.stop().ok();
+}
+
+#[test]
+fn an_audit_over_http_lists_removed_boxes_with_their_receipts() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let (id, _) = created(&server, &tare, "web");
+    let receipt = server.delete(&format!("/v1/boxes/{id}?force=true&receipt=true")).was(200).json();
+    let audit = server.get("/v1/audit?since=1h").was(200).json();
+    assert_eq!(audit["removed"][0]["receipt"], receipt, "{audit}");
+    let mut printed = tare.json(["audit", "--since", "1h", "--json"]);
+    printed["made"] = audit["made"].clone();
+    assert_eq!(printed, audit);
+    server.get("/v1/audit?since=banana").was(400);
+    server.stop().ok();
+}
