@@ -359,7 +359,14 @@ impl Service {
         let makers = self.pools.makers()?;
         let waiting = makers.call(move || Waiting::make(&engine, &shape)).await?;
         admitted.box_is_made(waiting.id());
-        let keeper = waiting.keeper()?;
+        let keeper = match waiting.keeper() {
+            Ok(keeper) => keeper,
+            Err(error) => {
+                // No descriptor is left to watch it. If it cannot be ended, it is stuck on record.
+                self.end_session(waiting.into_session()).await.1.ok();
+                return Err(error);
+            }
+        };
         let service = self.clone();
         let watch = tokio::spawn(async move {
             fd::readable(keeper.as_fd()).await.ok();
