@@ -36,6 +36,8 @@ pub struct Caller {
     pub tenant: Tenant,
     /// Whether it sees the boxes of all tenants, and may use the routes for operators.
     pub is_admin: bool,
+    /// The user of a client that serves several users with one key, such as LibreChat.
+    pub user: Option<String>,
     pub request_id: String,
 }
 
@@ -57,6 +59,17 @@ impl Caller {
     /// `None` outside of a request, as in a test.
     pub fn request_id(&self) -> Option<&str> {
         Some(self.request_id.as_str()).filter(|id| !id.is_empty())
+    }
+
+    /// Whose part of the shared threads it uses: that of its user, or else of its key. `None` for a
+    /// client without either.
+    pub fn sharer(&self) -> Option<String> {
+        match (self.tenant.key(), &self.user) {
+            (None, None) => None,
+            (Some(key), None) => Some(key.to_owned()),
+            // The name of a key has no slash.
+            (key, Some(user)) => Some(format!("{}/{user}", key.unwrap_or_default())),
+        }
     }
 
     /// The boxes that it sees.

@@ -1,7 +1,7 @@
 //! Turns for calls into boxes. Such a call holds a worker thread until the keeper of its box, or a
 //! program of ours in the box, answers. The user of the box can delay that. So these calls get a
-//! part of the threads, each box few of them, and each key half of those that other keys leave. A
-//! call that waits for its turn holds no thread.
+//! part of the threads, each box few of them, and each key, or each user of a key, half of those that
+//! others leave. A call that waits for its turn holds no thread.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -35,15 +35,15 @@ struct Calls {
     running: Vec<BoxCall>,
     /// The first came first.
     waiting: VecDeque<(BoxCall, oneshot::Sender<CallTurn>)>,
-    /// How many keys share the turns.
-    keys: usize,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct BoxCall {
     into: BoxId,
-    /// `None` on a server without keys.
-    key: Option<String>,
+    /// Its key or user; `None` on a server without either.
+    sharer: Option<String>,
+    /// How many share the turns.
+    sharers: usize,
 }
 
 /// The right to make one call, until it is dropped.
@@ -65,26 +65,22 @@ impl BoxCalls {
         into: &BoxId,
         keys: usize,
     ) -> Result<CallTurn, ServiceError> {
-        let key = caller.tenant.key().map(str::to_owned);
+        // How many users a key has is not known: there is always another one.
+        let sharers = if caller.user.is_some() { keys.max(2) } else { keys };
         let (sender, turn) = oneshot::channel();
-        self.enter(BoxCall { into: into.clone(), key }, sender, keys)?;
+        self.enter(BoxCall { into: into.clone(), sharer: caller.sharer(), sharers }, sender)?;
         self.give_turns();
         Ok(turn.await.expect("a call in the queue gets its turn"))
     }
 
-    fn enter(
-        &self,
-        call: BoxCall,
-        turn: oneshot::Sender<CallTurn>,
-        keys: usize,
-    ) -> Result<(), ServiceError> {
+    fn enter(&self, call: BoxCall, turn: oneshot::Sender<CallTurn>) -> Result<(), ServiceError> {
         let mut calls = locked(&self.0.calls);
-        calls.keys = keys;
         calls.forget_gone();
         let waiting = || calls.waiting.iter().map(|(other, _)| other);
-        let of_key = waiting().filter(|other| call.key.is_some() && other.key == call.key);
+        let of_sharer =
+            waiting().filter(|other| call.sharer.is_some() && other.sharer == call.sharer);
         let of_box = waiting().filter(|other| other.into == call.into);
-        if of_key.count().max(of_box.count()) >= WAITING_MAX {
+        if of_sharer.count().max(of_box.count()) >= WAITING_MAX {
             let message = format!(
                 "server busy: {WAITING_MAX} calls into this box, or into boxes of this key, wait"
             );
@@ -119,10 +115,10 @@ impl BoxCalls {
 impl Calls {
     fn may_run(&self, call: &BoxCall, most: usize) -> bool {
         let of_box = self.running.iter().filter(|other| other.into == call.into).count();
-        let of_key = self.running.iter().filter(|other| other.key == call.key).count();
-        let of_others = self.running.len() - of_key;
-        let share = share_of_a_key(most as u64, of_others as u64, self.keys);
-        of_box < CALLS_OF_A_BOX && (of_key as u64) < share
+        let own = self.running.iter().filter(|other| other.sharer == call.sharer).count();
+        let of_others = self.running.len() - own;
+        let share = share_of_a_key(most as u64, of_others as u64, call.sharers);
+        of_box < CALLS_OF_A_BOX && (own as u64) < share
     }
 
     /// Removes waiting calls whose client is gone.
@@ -156,10 +152,14 @@ mod tests {
 
     /// Begins as many calls of a key as get a turn at once, each into another box.
     async fn take_all(calls: &BoxCalls, key: &str) -> Vec<CallTurn> {
+        take_all_of(calls, &caller(key), 4).await
+    }
+
+    async fn take_all_of(calls: &BoxCalls, caller: &Caller, keys: usize) -> Vec<CallTurn> {
         let mut turns = Vec::new();
         loop {
-            let (caller, into) = (caller(key), BoxId::random());
-            let turn = calls.turn(&caller, &into, 4);
+            let into = BoxId::random();
+            let turn = calls.turn(caller, &into, keys);
             match tokio::time::timeout(Duration::from_millis(1), turn).await {
                 Ok(turn) => turns.push(turn.expect("a turn")),
                 Err(_waits) => return turns,
@@ -177,6 +177,23 @@ mod tests {
         assert_eq!(take_all(&calls, "c").await.len(), 3);
         drop(second);
         assert_eq!(locked(&calls.0.calls).running, []);
+    }
+
+    /// Sessions of one user that stopped tare's copy processes delayed the first call of another.
+    #[test]
+    fn users_of_one_key_leave_threads_to_each_other() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        let runtime = runtime.expect("a runtime");
+        for tenant in [Tenant::default(), Tenant::parse("librechat").expect("a key")] {
+            let calls = BoxCalls::new(8);
+            let take_all = |user: &str| {
+                let user = Some(user.to_owned());
+                let caller = Caller { user, ..Caller::of(tenant.clone()) };
+                runtime.block_on(take_all_of(&calls, &caller, 1))
+            };
+            let first = take_all("mallory");
+            assert_eq!((first.len(), take_all("alice").len()), (4, 2));
+        }
     }
 
     #[tokio::test]
@@ -203,8 +220,8 @@ mod tests {
         let held = calls.turn(&caller, &slow, 0).await.expect("a turn");
         let enter = || {
             let (sender, turn) = oneshot::channel();
-            let call = BoxCall { into: slow.clone(), key: None };
-            calls.enter(call, sender, 0).map(|()| turn)
+            let call = BoxCall { into: slow.clone(), sharer: None, sharers: 0 };
+            calls.enter(call, sender).map(|()| turn)
         };
         let mut waiting: Vec<_> = (0..WAITING_MAX).map(|_| enter().expect("room")).collect();
         assert_eq!(enter().expect_err("it is full").code, "busy");

@@ -96,6 +96,8 @@ async fn execute(
     if request.workspace_instance_id.is_some() {
         return Err(attached::mismatch());
     }
+    let user = principal.user.clone().or_else(|| request.user_id.clone());
+    let caller = &Caller { user, ..caller.clone() };
     let hint = Hint::parse(request.runtime_session_hint.as_deref().unwrap_or_default())?;
     let work =
         CodeRun::of(&app.config(), &request.lang, request.code, &request.args, request.timeout)?;
