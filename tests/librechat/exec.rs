@@ -120,6 +120,15 @@ open('locked.txt', 'w').close(); os.chmod('locked.txt', 0); os.makedirs('closed/
         let said = got.header("content-type").unwrap_or_default();
         assert!(said.starts_with(media_type), "{name}: {said}");
     }
+    // The first of the two that cannot be read, in the order of the directory.
+    let truncated = &answer["artifact_truncation"];
+    assert_eq!(truncated["reasons"], json!({ "unreadable": 1 }), "{answer}");
+    assert_eq!(
+        (&truncated["skipped_count"], &truncated["code"]),
+        (&json!(1), &json!("artifact_truncated"))
+    );
+    let named = text(&truncated["skipped"][0]);
+    assert!(["locked.txt", "closed"].contains(&named), "{truncated}");
     let metrics = chat.server.get("/metrics").text();
     let bytes: usize = types.iter().map(|(name, _)| name.len()).sum();
     assert!(metrics.contains(&format!("\ntare_files_bytes {bytes}\n")), "{metrics}");

@@ -72,6 +72,8 @@ pub enum SkipReason {
     Size,
     /// The name is too long or has characters that no output may have.
     Path,
+    /// The program took the right to read the file or its directory away.
+    Unreadable,
 }
 
 /// Directories whose files are never outputs.
@@ -106,7 +108,10 @@ impl Outputs {
                 collected.deleted = unseen.map(|input| input.name.clone()).collect();
             }
             // An input that was not seen may be in a directory that the program made unreadable.
-            Ok(((), Copied::AllBut(_))) => {
+            Ok(((), Copied::AllBut(error))) => {
+                if let Some(name) = left_out(&error).filter(|name| is_wanted(name)) {
+                    collected.skip(&name, SkipReason::Unreadable);
+                }
                 collected.left.extend(unseen.cloned().map(LeftFile::Inherited));
             }
             Err(_) => {
@@ -254,8 +259,20 @@ fn candidate(entry: &Entry) -> Option<(String, u64)> {
     };
     let name = String::from_utf8_lossy(&entry.name);
     let (_top, name) = name.split_once('/')?;
+    is_wanted(name).then(|| (name.to_owned(), size))
+}
+
+fn is_wanted(name: &str) -> bool {
     let is_wanted = |part: &str| {
         part == DIRECTORY_KEPT || !(part.starts_with('.') || NOT_OUTPUTS.contains(&part))
     };
-    name.split('/').all(is_wanted).then(|| (name.to_owned(), size))
+    name.split('/').all(is_wanted)
+}
+
+/// The first file or directory that the copy process could not read. It reports no others, and its
+/// sentence quotes the name: `cannot pack "work/a.txt": Permission denied`.
+fn left_out(error: &tare_engine::Error) -> Option<String> {
+    let why = std::error::Error::source(error)?.to_string();
+    let (_top, name) = why.split('"').nth(1)?.split_once('/')?;
+    Some(name.to_owned())
 }
