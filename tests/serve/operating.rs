@@ -194,8 +194,8 @@ fn names_in(path: &Path) -> BTreeSet<String> {
 #[test]
 fn every_metric_of_the_dashboard_and_the_alerts_exists() {
     let tare = tare!();
-    let server = Server::start(&tare, &[]);
-    server.get("/health").was(200);
+    let server = Server::start_configured(&tare, "[metrics]\nboxes = 1\n");
+    server.post("/v1/boxes", &json!({ "name": "web" })).was(201);
     let text = server.get("/metrics").was(200).text();
     let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging");
     for file in ["grafana/tare.json", "prometheus/tare.rules.yml"] {
@@ -209,6 +209,43 @@ fn every_metric_of_the_dashboard_and_the_alerts_exists() {
             assert!(text.lines().any(has), "{file}: {name}");
         }
     }
+    server.delete("/v1/boxes/web?force=true").was(204);
+    server.stop().ok();
+}
+
+#[test]
+fn boxes_have_metrics_of_their_own_up_to_a_bound() {
+    let tare = tare!();
+    let (_directory, config) = configured("");
+    let server = Server::start(&tare, &["--config", &config]);
+    for name in ["a", "b", "c"] {
+        server.post("/v1/boxes", &json!({ "name": name })).was(201);
+    }
+    let scrape = || server.get("/metrics").was(200).text();
+    let series = |text: &str, name: &str| {
+        let start = format!("{name}{{");
+        text.lines().filter(|line| line.starts_with(&start)).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let version = format!("tare_build_info{{version=\"{}\",commit=\"", env!("CARGO_PKG_VERSION"));
+    let text = scrape();
+    assert!(text.lines().any(|line| line.starts_with(&version) && line.ends_with("} 1")), "{text}");
+    let names = ["tare_box_memory_bytes", "tare_box_pids", "tare_box_cpu_seconds_total"];
+    for name in names {
+        assert!(series(&text, name).is_empty(), "none by default");
+    }
+    assert!(text.contains("\ntare_boxes_unmeasured 3\n"), "{text}");
+    fs::write(&config, "[metrics]\nboxes = 2\n").expect("a file");
+    server.ask("POST", "/v1/reload", &[], b"").was(204);
+    let text = scrape();
+    for name in names {
+        let found = series(&text, name);
+        assert_eq!(found.len(), 2, "{text}");
+        assert!(found.iter().all(|line| line.contains("id=\"") && line.contains("name=\"")));
+    }
+    assert!(text.contains("\ntare_boxes_unmeasured 1\n"), "{text}");
+    tare.call(["rm", "-f", "--all"]).ok();
+    // A box that is gone leaves no series.
+    eventually("no box is measured", || series(&scrape(), names[0]).is_empty());
     server.stop().ok();
 }
 

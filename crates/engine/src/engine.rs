@@ -329,6 +329,11 @@ impl Engine {
         inspect::gauged_use(self.at(id))
     }
 
+    /// Returns the processor time of a box, in microseconds.
+    pub fn cpu_us(&self, id: &BoxId) -> Option<u64> {
+        inspect::cpu_us(self.at(id))
+    }
+
     /// Returns the keeper of a box, which lives as long as the box.
     pub fn keeper(&self, id: &BoxId) -> Result<Option<Process>, Error> {
         Ok(self.observe(id)?.keeper.into_alive())

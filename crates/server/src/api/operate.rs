@@ -196,6 +196,7 @@ async fn run_one(
     responses((status = 200, body = String, content_type = "application/openmetrics-text"))
 )]
 pub async fn metrics(State(app): State<AppState>) -> ([(HeaderName, HeaderValue); 1], String) {
+    let boxes = app.measured(app.config().metrics.boxes).await;
     let measured = app.admission.pressure.measured();
     let text = app.metrics.text(&Scrape {
         readings: &measured.readings,
@@ -210,6 +211,7 @@ pub async fn metrics(State(app): State<AppState>) -> ([(HeaderName, HeaderValue)
         files_bytes: app.files.used_bytes(),
         log_lines_dropped: app.journal.dropped(),
         uptime: app.started.elapsed(),
+        boxes: &boxes,
     });
     ([(header::CONTENT_TYPE, OPEN_METRICS)], text)
 }

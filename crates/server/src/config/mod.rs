@@ -52,7 +52,29 @@ pub struct Config {
     pub pool: PoolsConfig,
     pub hooks: HookConfig,
     pub librechat: LibreChatConfig,
+    pub metrics: MetricsConfig,
     pub log: LogFormat,
+}
+
+/// What `GET /metrics` has beside the metrics of the whole server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MetricsConfig {
+    /// How many boxes have metrics of their own.
+    pub boxes: usize,
+}
+
+/// Each box is four series in Prometheus, and a few reads of files at each scrape.
+const METRICS_BOXES_MAX: usize = 1000;
+
+impl MetricsConfig {
+    fn check(self) -> Result<(), Error> {
+        if self.boxes <= METRICS_BOXES_MAX {
+            return Ok(());
+        }
+        let message = format!("[metrics] boxes = {} is more than {METRICS_BOXES_MAX}", self.boxes);
+        Err(Error::bad_request(message).with_hint("each box is several series in Prometheus"))
+    }
 }
 
 /// Where each level of a gauge begins, in percent of its limit.
@@ -200,6 +222,7 @@ impl Config {
         self.limits.check()?;
         self.gauges.thresholds()?;
         self.admission.check()?;
+        self.metrics.check()?;
         self.files.check()?;
         self.pool.check()?;
         self.check_keys()?;
@@ -381,6 +404,9 @@ mod tests {
             let refused = config.check().expect_err(limit).to_string();
             assert!(refused.contains(limit), "{refused}");
         }
+        let config: Config = toml::from_str("[metrics]\nboxes = 1001").expect("TOML");
+        let refused = config.check().expect_err("too many").to_string();
+        assert_eq!(refused, "[metrics] boxes = 1001 is more than 1000");
     }
 
     #[test]

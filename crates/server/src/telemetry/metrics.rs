@@ -2,8 +2,10 @@
 //! stable.
 //!
 //! The journal counts events when it records them. The caller passes in what is measured at each
-//! scrape. The values of every label are known in advance: no client can create a series.
+//! scrape. The values of every label are known in advance, except for those of single boxes, whose
+//! number the operator bounds: no client can create series without end.
 
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
@@ -12,7 +14,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge as Value;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
-use tare_engine::{Cause, Gauge, Level, Reading};
+use tare_engine::{Cause, Gauge, Level, Reading, version};
 
 use crate::telemetry::event::LogEvent;
 use crate::telemetry::pool_metrics::PoolMetrics;
@@ -83,6 +85,25 @@ pub struct Scrape<'a> {
     pub files_bytes: u64,
     pub log_lines_dropped: u64,
     pub uptime: Duration,
+    pub boxes: &'a BoxesMeasured,
+}
+
+/// Boxes that have metrics of their own. The operator bounds their number.
+#[derive(Debug, Default)]
+pub struct BoxesMeasured {
+    pub boxes: Vec<BoxMeasured>,
+    /// How many boxes there are beyond the bound.
+    pub omitted: usize,
+}
+
+#[derive(Debug)]
+pub struct BoxMeasured {
+    pub id: String,
+    pub name: String,
+    pub key: String,
+    pub memory_bytes: u64,
+    pub pids: u64,
+    pub cpu_us: u64,
 }
 
 fn histogram() -> Histogram {
@@ -181,6 +202,10 @@ impl Metrics {
         let help = "How long calls waited for their session";
         registry.register("session_wait_seconds", help, self.session_wait.clone());
         self.pools.register(registry);
+        let build = Family::<Labels<2>, Value>::default();
+        let labels = [("version", version::NUMBER), ("commit", version::COMMIT)];
+        build.get_or_create(&labels).set(1);
+        registry.register("build_info", "The version of this server, and its commit", build);
         self
     }
 
@@ -279,7 +304,29 @@ fn measured(scrape: &Scrape<'_>) -> Registry {
         value.set(signed(now));
         registry.register(name, help, value);
     }
+    of_boxes(&mut registry, scrape.boxes);
     registry
+}
+
+/// Adds the metrics of single boxes. They are new at each scrape, so a box that is gone leaves no
+/// series.
+fn of_boxes(registry: &mut Registry, measured: &BoxesMeasured) {
+    let family = Family::<[(&'static str, String); 3], Value>::default;
+    let (memory, pids) = (family(), family());
+    let cpu = Family::<_, Counter<f64, AtomicU64>>::default();
+    for one in &measured.boxes {
+        let labels = [("id", one.id.clone()), ("name", one.name.clone()), ("key", one.key.clone())];
+        memory.get_or_create(&labels).set(signed(one.memory_bytes));
+        pids.get_or_create(&labels).set(signed(one.pids));
+        cpu.get_or_create(&labels).inc_by(one.cpu_us as f64 / 1e6);
+    }
+    registry.register("box_memory_bytes", "Memory of a box", memory);
+    registry.register("box_pids", "Processes and threads of a box", pids);
+    registry.register("box_cpu_seconds", "Processor time of a box", cpu);
+    let omitted: Value = Value::default();
+    omitted.set(signed(measured.omitted as u64));
+    let help = "Boxes without metrics of their own, beyond [metrics] boxes";
+    registry.register("boxes_unmeasured", help, omitted);
 }
 
 /// Name, help and value of each metric without labels.

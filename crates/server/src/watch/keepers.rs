@@ -64,6 +64,16 @@ impl KeeperWatch {
         locked(&self.running).contains_key(id)
     }
 
+    /// The first boxes in the order of their ids, and how many more there are. The order keeps a box
+    /// in the list for as long as possible.
+    pub fn first(&self, most: usize) -> (Vec<BoxId>, usize) {
+        let mut ids: Vec<BoxId> = locked(&self.running).keys().cloned().collect();
+        ids.sort();
+        let more = ids.len().saturating_sub(most);
+        ids.truncate(most);
+        (ids, more)
+    }
+
     /// Stops counting a box whose end is known already. Its end is not reported.
     pub fn remove(&self, id: &BoxId) {
         locked(&self.running).remove(id);

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use crate::admission::Caller;
 use crate::error::ServiceError;
+use crate::telemetry::metrics::{BoxMeasured, BoxesMeasured};
 use crate::telemetry::{LogEvent, OfBox};
 use crate::work::cursor::Cursor;
 use crate::work::{Service, find};
@@ -63,6 +64,31 @@ impl Service {
 
     pub async fn usage(&self, caller: &Caller, reference: String) -> Result<Usage, ServiceError> {
         self.in_box(caller, reference, |engine, id| engine.usage(id)).await
+    }
+
+    /// Measures the first boxes that live on, at most `most`.
+    pub async fn measured(&self, most: usize) -> BoxesMeasured {
+        let (ids, omitted) = self.watch.first(most);
+        if ids.is_empty() {
+            return BoxesMeasured { boxes: Vec::new(), omitted };
+        }
+        let measure = move |engine: &Engine| {
+            // A box that has ended meanwhile is not measured.
+            let measure = |id: &BoxId| {
+                let status = engine.status(id).ok().filter(|it| it.state != State::Exited)?;
+                Some(BoxMeasured {
+                    id: id.to_string(),
+                    name: status.name.unwrap_or_default(),
+                    key: status.key.unwrap_or_default(),
+                    memory_bytes: status.memory_bytes.unwrap_or(0),
+                    pids: status.pids.unwrap_or(0),
+                    cpu_us: engine.cpu_us(id).unwrap_or(0),
+                })
+            };
+            Ok(ids.iter().filter_map(measure).collect())
+        };
+        let boxes = self.call_in_share(&self.shares.listing, measure).await;
+        BoxesMeasured { boxes: boxes.unwrap_or_default(), omitted }
     }
 
     /// Waits for the end of a box. Returns `None` if it has not ended within this time, or the
