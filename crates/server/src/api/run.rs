@@ -23,7 +23,7 @@ use crate::work::files::InputFile;
 use crate::work::languages::Program;
 use crate::work::outcome::RunOutput;
 use crate::work::output::OutputSink;
-use crate::work::outputs::{OmittedFile, OutputFile, OutputPath, Outputs};
+use crate::work::outputs::{OmittedFile, OutputFile, OutputPath, RunFiles};
 use crate::work::run_request::{Collect, RunRequest, Warm, WarmWish};
 use crate::work::spec::{self, BoxFields, LimitsRequest, NetworkRequest, VolumeRequest};
 
@@ -161,7 +161,7 @@ fn run_request(
     request: RunBody,
     config: &Config,
     caller: &Caller,
-) -> Result<RunRequest<Outputs>, ServiceError> {
+) -> Result<RunRequest<RunFiles>, ServiceError> {
     let most = &config.limits;
     let mut files =
         request.files.0.into_iter().map(FileGiven::take).collect::<Result<Vec<_>, _>>()?;
@@ -194,7 +194,7 @@ fn run_request(
 }
 
 /// Runs for which a server has boxes ready at its start.
-pub fn usual(config: &Config) -> Vec<RunRequest<Outputs>> {
+pub fn usual(config: &Config) -> Vec<RunRequest<RunFiles>> {
     let bodies = [
         r#"{"command": ["true"]}"#,
         r#"{"language": "python", "code": ""}"#,
@@ -204,7 +204,7 @@ pub fn usual(config: &Config) -> Vec<RunRequest<Outputs>> {
     parsed.filter_map(|body| run_request(body, config, &Caller::default()).ok()).collect()
 }
 
-fn collect(paths: Vec<String>, bytes_max: u64) -> Result<Option<Collect<Outputs>>, ServiceError> {
+fn collect(paths: Vec<String>, bytes_max: u64) -> Result<Option<Collect<RunFiles>>, ServiceError> {
     let paths = paths.into_iter().map(OutputPath::parse).collect::<Result<Vec<_>, _>>()?;
     if paths.is_empty() {
         return Ok(None);
@@ -228,7 +228,7 @@ impl FileGiven {
 }
 
 impl RunResult {
-    fn new(mut output: RunOutput<Outputs>, encoding: Encoding) -> Self {
+    fn new(mut output: RunOutput<RunFiles>, encoding: Encoding) -> Self {
         let file = |file: OutputFile| FileReturned {
             path: file.path,
             size_bytes: file.content.len() as u64,

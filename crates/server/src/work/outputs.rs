@@ -47,7 +47,7 @@ impl OutputPath {
 
 /// The files that a command left.
 #[derive(Debug, Default)]
-pub struct Outputs {
+pub struct RunFiles {
     pub files: Vec<OutputFile>,
     pub omitted: Vec<OmittedFile>,
     /// The requested paths and patterns for which there is no file.
@@ -71,9 +71,9 @@ pub struct OmittedFile {
 
 impl BoxFiles<'_> {
     /// Reads the files in `paths` that exist, and that have at most `bytes_max` together.
-    pub fn collect(&self, paths: &[OutputPath], bytes_max: u64) -> Result<Outputs, Error> {
+    pub fn collect(&self, paths: &[OutputPath], bytes_max: u64) -> Result<RunFiles, Error> {
         let mut collecting =
-            Collecting { outputs: Outputs::default(), left: bytes_max, skip: SKIPPED_BYTES_MAX };
+            Collecting { outputs: RunFiles::default(), left: bytes_max, skip: SKIPPED_BYTES_MAX };
         for path in paths {
             let (found, asked) = match path {
                 OutputPath::Path(path) => {
@@ -198,7 +198,7 @@ enum Found {
 
 #[derive(Debug)]
 struct Collecting {
-    outputs: Outputs,
+    outputs: RunFiles,
     /// How many bytes fit.
     left: u64,
     /// How many bytes may be skipped.
