@@ -150,10 +150,14 @@ fn no_command_waits_for_the_recovery_of_leftovers() {
     }
     eventually("all boxes are dead", || case.footprint().processes.is_empty());
     assert_eq!(case.footprint().records.len(), count);
-    // The next command cleans up a part, and does what it was asked to.
-    case.run(["--", "echo", "served"]).ok().printed("served\n");
+    // Each command does what it was asked to. With thousands of boxes only one in several cleans
+    // up, and that one cleans up a part.
+    eventually("a command has cleaned up a part", || {
+        case.run(["--", "echo", "served"]).ok().printed("served\n");
+        case.footprint().records.len() < count
+    });
     let left = case.footprint().records.len();
-    assert!(left < count && left > count / 2, "{left} of {count} are left");
+    assert!(left > count / 2, "{left} of {count} are left");
     case.call(["ls"]).ok();
     assert_eq!(case.footprint().records.len(), 0);
     case.nothing_left();
