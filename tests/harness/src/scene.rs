@@ -107,14 +107,17 @@ impl Scene {
     }
 
     fn by_name(&self) -> BTreeMap<String, Value> {
-        let named = |one: Value| (one["name"].as_str().unwrap_or_default().to_owned(), one);
+        // Boxes without a name are on their way out. Each counts.
+        let named =
+            |one: Value| (one["name"].as_str().map_or_else(|| id(&one), str::to_owned), one);
         self.tare.list().into_iter().map(named).collect()
     }
 
     #[track_caller]
     fn holds_only_what_is_listed(&self, listed: &BTreeMap<String, Value>, footprint: &Footprint) {
         let ids: BTreeSet<String> = listed.values().map(id).collect();
-        let names: BTreeSet<String> = listed.keys().cloned().collect();
+        let names = listed.values().filter_map(|one| one["name"].as_str().map(str::to_owned));
+        let names: BTreeSet<String> = names.collect();
         assert_eq!(footprint.records, ids, "records and boxes");
         assert_eq!(footprint.names, names, "names and boxes");
         let alive = listed.values().filter(|one| one["state"] != "exited");
