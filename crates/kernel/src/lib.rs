@@ -12,6 +12,7 @@ pub mod effective;
 pub mod fds;
 pub mod files;
 pub mod idmap;
+pub mod kernel_log;
 pub mod landlock;
 pub mod launch;
 pub mod locks;
