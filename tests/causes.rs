@@ -126,7 +126,7 @@ fn a_child_killed_for_memory_is_the_cause_only_if_the_command_fails() {
         let script = format!("python3 -c \"{HUNGRY}\"; exit {code}");
         let output = tare.run(["--json", "--memory", "64m", "--", "sh", "-c", &script]);
         let cause = if output.code == 0 { "exited" } else { "memory" };
-        let report = report(&output.said(&["killed for memory"]));
+        let report = report(&output.said(&["memory limit of 64 MiB"]));
         assert_eq!((&report["cause"], &report["oom"]), (&cause.into(), &true.into()));
     }
 }
@@ -142,9 +142,9 @@ fn a_run_names_what_another_process_did_to_its_box() {
         running
     };
     for (call, code, cause, said) in [
-        (&["stop", "a"][..], 7, "stopped", "was stopped by another command of tare"),
-        (&["kill", "a"], 137, "killed", "was killed by another command of tare"),
-        (&["rm", "-f", "a"], 137, "killed", "was killed by another command of tare"),
+        (&["stop", "a"][..], 7, "stopped", "Stopped by 'tare stop' ("),
+        (&["kill", "a"], 137, "killed", "Killed by 'tare kill' ("),
+        (&["rm", "-f", "a"], 137, "killed", "Killed by 'tare rm -f' ("),
     ] {
         let running = attached();
         tare.call(call).ok();
@@ -154,12 +154,12 @@ fn a_run_names_what_another_process_did_to_its_box() {
     let running = attached();
     let id = tare.list()[0]["id"].as_str().expect("an id").to_owned();
     tare.keeper(&id).signal(Signal::KILL);
-    let output = running.wait().exited(137).said(&["from outside"]);
+    let output = running.wait().exited(137).said(&["The keeper ended without a report"]);
     assert_eq!(report(&output)["cause"], "keeper_lost");
     let running = attached();
     running.signal(Signal::INT);
     running.signal(Signal::TERM);
-    let output = running.wait().exited(143).said(&["killed at the second signal"]);
+    let output = running.wait().exited(143).said(&["Killed by tare at the second signal"]);
     assert_eq!(report(&output)["cause"], "killed");
 }
 
@@ -170,7 +170,7 @@ fn a_killed_exec_says_that_its_box_reached_its_memory_limit() {
         skip!("no cgroup counts memory here");
     }
     let id = tare.detached(["--memory", "64m", "--", "sleep", "1000"]);
-    tare.exec(&id, ["python3", "-c", HUNGRY]).exited(137).said(&["killed for memory"]);
+    tare.exec(&id, ["python3", "-c", HUNGRY]).exited(137).said(&["memory limit of its box"]);
     tare.remove(&id);
     let id = tare.detached(["--", "sleep", "1000"]);
     tare.exec(&id, ["sh", "-c", "kill -9 $$"]).exited(137).said_nothing();

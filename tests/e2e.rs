@@ -13,6 +13,7 @@ mod copying;
 mod crash_anywhere;
 mod crash_steps;
 mod damaged_records;
+mod deaths;
 mod detached;
 mod doctor;
 mod exec;

@@ -142,8 +142,9 @@ fn explain_shows_a_kill_and_a_forced_removal() {
     let pid = caller.pid();
     caller.wait().ok();
     assert_story(&tare, "removed", &["killed", "emptied", "removed"]);
-    says(&tare, "removed", "killed", &format!("(pid {pid}): as a user requested"));
-    says(&tare, "removed", "removed", &format!("(pid {pid})"));
+    says(&tare, "removed", "killed", "killed by 'tare rm -f' (");
+    says(&tare, "removed", "killed", &format!("pid {pid})"));
+    says(&tare, "removed", "removed", &format!("pid {pid})"));
     assert_eq!(explained(&tare, &removed)["name"], "removed");
     tare.remove(&killed);
 }
@@ -354,12 +355,6 @@ fn a_history_is_kept_for_the_retention_of_its_box() {
     tare.remove(&id);
     assert_story(&tare, "a", &["killed", "emptied", "removed"]);
     eventually("its retention passes", || tare.call(["explain", "a"]).code == 1);
-    // The next story lets go of it in the file, too.
-    let next = tare.detached(["--", "true"]);
-    tare.ended(&next);
-    tare.remove(&next);
-    let history = fs::read_to_string(tare.state_root().join("history")).unwrap();
-    assert!(!history.contains(&id) && history.contains(&next), "{history}");
     // A box that is not to be kept leaves its story all the same.
     let gone = tare.detached(["--rm", "--", "sh", "-c", "exit 4"]);
     eventually("it is removed", || tare.listed(&gone).is_none());
@@ -368,14 +363,14 @@ fn a_history_is_kept_for_the_retention_of_its_box() {
 }
 
 #[test]
-fn an_attached_run_leaves_no_history() {
+fn a_successful_attached_run_leaves_one_short_line() {
     let tare = tare!();
     tare.run(["--name", "a", "--", "true"]).ok();
-    tare.run(["--timeout", "100ms", "--", "sleep", "1000"]).exited(124);
-    tare.run(["-d", "--", "no-such-program"]).exited(127);
-    // The room for a story was reserved, and nothing was written there.
-    let history = fs::read(tare.state_root().join("history")).unwrap();
-    assert!(history.is_empty(), "{history:?}");
+    assert_eq!(events(&tare, "a"), ["created", "command_ended"]);
+    let history = fs::read_to_string(tare.state_root().join("histories/1")).unwrap();
+    assert!(history.len() < 400, "{}: {history}", history.len());
+    tare.run(["--name", "b", "--timeout", "100ms", "--", "sleep", "1000"]).exited(124);
+    assert_eq!(events(&tare, "b"), ["created", "go", "killed", "emptied", "removed"]);
 }
 
 #[test]
@@ -456,21 +451,21 @@ fn explain_keeps_the_latest_steps_of_a_long_history() {
 #[test]
 fn a_foreign_history_file_blocks_no_command() {
     let tare = tare!();
-    let history = tare.state_root().join("history");
+    let histories = tare.state_root().join("histories");
     let directory = TemporaryDirectory::new();
     let target = directory.write("target", "precious");
-    symlink(&target, &history).unwrap();
+    symlink(&target, &histories).unwrap();
     let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
     assert_story(&tare, "a", &[]);
     tare.remove(&id);
     assert_eq!(fs::read_to_string(&target).unwrap(), "precious");
-    tare.call(["explain", "a"]).exited(1).said(&["history", "remove it"]);
-    fs::remove_file(&history).unwrap();
-    fs::write(&history, vec![b'['; 3 << 20]).unwrap();
+    tare.call(["explain", "a"]).exited(1).said(&["histories", "remove it"]);
+    fs::remove_file(&histories).unwrap();
+    fs::create_dir(&histories).unwrap();
+    fs::write(histories.join("1"), vec![b'['; 3 << 20]).unwrap();
     let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
     tare.remove(&id);
     assert_eq!(explained(&tare, "a")["id"], *id);
-    assert!(fs::metadata(&history).unwrap().len() < 1 << 20);
 }
 
 #[test]
@@ -507,11 +502,32 @@ fn the_history_of_a_removed_box_is_kept_on_a_full_disk() {
     on_disk(&["rm", "-f", "a"]).ok();
     tare.assert_gone(&id);
     let text = on_disk(&["explain", "a"]).ok().stdout_text();
-    assert!(text.contains("removed by tare"), "{text}");
+    assert!(text.contains("removed by "), "{text}");
     fs::remove_file(disk.join("filler")).unwrap();
     on_disk(&["run", "-d", "--name", "b", "--", "sleep", "1000"]).ok();
     let output = on_disk(&["rm", "-f", "b"]).ok();
     assert!(output.lasted < Duration::from_secs(10), "{output}");
     on_disk(&["explain", "b"]).ok();
     unmount(disk.path(), UnmountFlags::empty()).expect("no process uses it");
+}
+
+/// The client hangs up as soon as the copy has closed its streams, which is before the copy has exited.
+#[test]
+fn explain_says_that_a_failed_copy_ended_by_itself() {
+    let tare = tare!();
+    let id = tare.detached(["--name", "a", "--", "sleep", "1000"]);
+    let directory = TemporaryDirectory::new();
+    for _ in 0..10 {
+        tare.call(["cp", "a:/work/missing", directory.text()]).exited(1);
+    }
+    let copies = || {
+        let story = explained(&tare, "a");
+        let steps = story["steps"].as_array().expect("steps are an array").clone();
+        steps.into_iter().filter(|step| step["event"] == "copy_ended").collect::<Vec<_>>()
+    };
+    eventually("all are written down", || copies().len() == 10);
+    for copy in copies() {
+        assert_eq!(copy["cause"], "exited", "{copy}");
+    }
+    tare.remove(&id);
 }

@@ -17,7 +17,7 @@ mod life;
 mod operating;
 mod pool;
 mod pressure;
-mod quotas;
+pub mod quotas;
 mod readers;
 mod receipts;
 mod run;

@@ -16,7 +16,7 @@ use tare_harness::{box_processes, eventually, hierarchies, names_in};
 use crate::crash_steps::operations::{CONTENT, HERE, NAME, OTHER_NAME, PARENT, Whom};
 
 /// The names in a state root without boxes.
-const FIXED_NAMES: [&str; 5] = ["boxes", "claims", "history", "names", "parents"];
+const FIXED_NAMES: [&str; 5] = ["boxes", "claims", "histories", "names", "parents"];
 
 pub struct Lane<'a> {
     tare: &'a Tare,

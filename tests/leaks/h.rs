@@ -84,7 +84,7 @@ fn removing_a_box_unmounts_its_volume_and_keeps_the_data() {
 /// The size of all files below a directory, without the history.
 fn bytes_below(directory: &Path) -> u64 {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    let counted = entries.filter(|entry| entry.file_name() != "history");
+    let counted = entries.filter(|entry| entry.file_name() != "histories");
     let sizes = counted.map(|entry| match entry.metadata() {
         Ok(metadata) if metadata.is_dir() => bytes_below(&entry.path()),
         Ok(metadata) => metadata.len(),

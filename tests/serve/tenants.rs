@@ -58,7 +58,7 @@ impl Route {
     }
 }
 
-const ROUTES: [Route; 34] = [
+const ROUTES: [Route; 35] = [
     route(About::Caller, "POST", "/v1/run"),
     route(About::Caller, "POST", "/v1/boxes"),
     route(About::Caller, "GET", "/v1/boxes"),
@@ -72,6 +72,7 @@ const ROUTES: [Route; 34] = [
     route(About::Box, "GET", "/v1/boxes/{id}"),
     route(About::Box, "DELETE", "/v1/boxes/{id}").query("?force=true"),
     route(About::Box, "GET", "/v1/boxes/{id}/stats"),
+    route(About::Box, "GET", "/v1/boxes/{id}/explain"),
     route(About::Box, "GET", "/v1/boxes/{id}/receipt"),
     route(About::Box, "GET", "/v1/boxes/{id}/wait").query("?timeout_ms=1"),
     route(About::Box, "POST", "/v1/boxes/{id}/stop").body(r#"{"grace_ms":1}"#),

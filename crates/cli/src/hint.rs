@@ -20,6 +20,7 @@ pub fn words(hint: &Hint) -> String {
         Hint::CreateDetached(purpose) => return format!("start it with 'tare run -d' {purpose}"),
         Hint::PassLargeDataOtherwise => "pass large data through stdin, 'tare cp' or a volume",
         Hint::KeepFiles => "'tare run -d --keep' keeps the files of a box after its end",
+        Hint::Raise(limit) => return format!("Raise {}.", option(*limit)),
         Hint::MoreScratch => "its scratch space has a size: --scratch of 'tare run'",
         Hint::TooSmall(limits) => {
             let options: Vec<&str> = limits.iter().copied().map(option).collect();
@@ -61,5 +62,7 @@ fn option(limit: LimitName) -> &'static str {
         LimitName::Cpus => "--cpus",
         LimitName::Scratch => "--scratch",
         LimitName::Output => "--output-limit",
+        LimitName::Timeout => "--timeout",
+        LimitName::Lease => "--lease",
     }
 }

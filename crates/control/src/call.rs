@@ -269,6 +269,8 @@ pub enum Report {
         is_terminal: bool,
     },
     Refused(Refusal),
+    /// The scratch space was full when the process had ended; comes before [`Report::Ended`].
+    ScratchFull,
 }
 
 #[cfg(test)]

@@ -34,10 +34,17 @@ pub enum Cause {
     KeeperLost,
     /// The command never ran.
     StartFailed,
+    // New causes come last: keepers send the number of a cause.
+    /// The command failed, and the kernel had refused the box another process.
+    Pids,
+    /// The command failed, and the scratch space was full at the end.
+    ScratchFull,
+    /// The host was restarted while the box lived.
+    HostRebooted,
 }
 
 impl Cause {
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 15] = [
         Self::Exited,
         Self::Signalled,
         Self::Timeout,
@@ -50,6 +57,9 @@ impl Cause {
         Self::ServerStopping,
         Self::KeeperLost,
         Self::StartFailed,
+        Self::Pids,
+        Self::ScratchFull,
+        Self::HostRebooted,
     ];
 
     pub fn as_str(self) -> &'static str {
@@ -66,22 +76,35 @@ impl Cause {
             Self::ServerStopping => "server_stopping",
             Self::KeeperLost => "keeper_lost",
             Self::StartFailed => "start_failed",
+            Self::Pids => "pids",
+            Self::ScratchFull => "scratch_full",
+            Self::HostRebooted => "host_rebooted",
         }
     }
+}
 
-    /// Whether a kill at the memory limit explains the end better.
-    fn yields_to_memory(self) -> bool {
-        match self {
-            Self::Exited | Self::Signalled | Self::KeeperLost | Self::Memory => true,
-            Self::Timeout
-            | Self::Lease
-            | Self::OutputLimit
-            | Self::Stopped
-            | Self::Killed
-            | Self::ClientGone
-            | Self::ServerStopping
-            | Self::StartFailed => false,
-        }
+/// The limits that a box had reached by its end, as far as the kernel counts that.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Pressure {
+    /// The kernel killed a process of the box at its memory limit.
+    pub oom: bool,
+    /// The kernel refused the box another process.
+    pub pids: bool,
+    /// The scratch space was full at the end.
+    pub scratch_full: bool,
+}
+
+impl Pressure {
+    pub const OOM: Self = Self { oom: true, pids: false, scratch_full: false };
+
+    /// The limit that explains a failure best.
+    fn cause(self) -> Option<Cause> {
+        let reached = [
+            (self.oom, Cause::Memory),
+            (self.pids, Cause::Pids),
+            (self.scratch_full, Cause::ScratchFull),
+        ];
+        reached.into_iter().find(|(is_reached, _)| *is_reached).map(|(_, cause)| cause)
     }
 }
 
@@ -112,6 +135,8 @@ pub struct End {
 /// The exit code after a timeout or a lease, as in `timeout(1)`.
 const TIMED_OUT: u8 = 124;
 const SIGNALLED: u8 = 128;
+const SIGABRT: i32 = 6;
+const SIGBUS: i32 = 7;
 const SIGKILL: i32 = 9;
 
 impl End {
@@ -126,11 +151,35 @@ impl End {
         Self { cause, wait_status: SIGKILL, oom: false }
     }
 
-    /// The same end, if the kernel killed a process of the box at its memory limit. That is the
-    /// cause if the command failed and nothing stronger explains it.
-    pub fn with_oom(self, oom: bool) -> Self {
-        let is_cause = oom && !self.is_success() && self.cause.yields_to_memory();
-        Self { cause: if is_cause { Cause::Memory } else { self.cause }, oom, ..self }
+    /// The same end, with the cause that these limits make of it. This table is the order of causes:
+    /// an act of tare explains an end better than a limit, and a limit better than a mere signal or
+    /// exit code. A process that the kernel killed for memory explains every failure. A refused
+    /// process and full scratch space explain failures that a program reports itself: an exit code,
+    /// and the signals with which libraries and the kernel end a program that cannot go on.
+    pub fn under(self, pressure: Pressure) -> Self {
+        let oom = self.oom || pressure.oom;
+        let pressure = Pressure { oom, ..pressure };
+        let memory = oom.then_some(Cause::Memory);
+        let better = match self.cause {
+            Cause::Timeout
+            | Cause::Lease
+            | Cause::OutputLimit
+            | Cause::Stopped
+            | Cause::Killed
+            | Cause::ClientGone
+            | Cause::ServerStopping
+            | Cause::HostRebooted
+            | Cause::StartFailed
+            | Cause::Memory => None,
+            Cause::KeeperLost => memory,
+            Cause::Signalled => match signal_of(self.wait_status) {
+                Some(SIGABRT | SIGBUS) => pressure.cause(),
+                Some(_) | None => memory,
+            },
+            Cause::Exited if self.wait_status == 0 => None,
+            Cause::Exited | Cause::Pids | Cause::ScratchFull => pressure.cause(),
+        };
+        Self { cause: better.unwrap_or(self.cause), oom, ..self }
     }
 
     pub fn is_success(self) -> bool {
@@ -199,16 +248,76 @@ mod tests {
         }
     }
 
+    /// Every cause, with every kind of result, under every combination of limits.
+    fn combinations() -> impl Iterator<Item = (End, Pressure)> {
+        let results = [0, 256, 137 << 8, SIGABRT, SIGBUS, SIGKILL, 11, 15];
+        let ends = Cause::ALL.into_iter().flat_map(move |cause| {
+            results.map(|wait_status| End { cause, wait_status, oom: false })
+        });
+        let bits = [false, true];
+        let pressures: Vec<Pressure> = bits
+            .into_iter()
+            .flat_map(|oom| bits.map(|pids| (oom, pids)))
+            .flat_map(|(oom, pids)| bits.map(|scratch_full| Pressure { oom, pids, scratch_full }))
+            .collect();
+        ends.flat_map(move |end| pressures.clone().into_iter().map(move |it| (end, it)))
+    }
+
+    #[test]
+    fn an_act_of_tare_explains_an_end_better_than_any_limit() {
+        let acts = [
+            Cause::Timeout,
+            Cause::Lease,
+            Cause::OutputLimit,
+            Cause::Stopped,
+            Cause::Killed,
+            Cause::ClientGone,
+            Cause::ServerStopping,
+            Cause::HostRebooted,
+            Cause::StartFailed,
+        ];
+        for (end, pressure) in combinations().filter(|(end, _)| acts.contains(&end.cause)) {
+            assert_eq!(end.under(pressure).cause, end.cause, "{end:?} {pressure:?}");
+        }
+    }
+
     #[test]
     fn memory_is_the_cause_of_a_failure_that_nothing_stronger_explains() {
-        for cause in Cause::ALL {
-            let yields = [Cause::Exited, Cause::Signalled, Cause::KeeperLost].contains(&cause);
-            let expected = if yields { Cause::Memory } else { cause };
-            let end = End { wait_status: 256, ..End::killed(cause) }.with_oom(true);
-            assert_eq!((end.cause, end.oom), (expected, true));
-            assert_eq!(End::killed(cause).with_oom(false), End::killed(cause));
+        let weaker = [Cause::Signalled, Cause::KeeperLost, Cause::Pids, Cause::ScratchFull];
+        for (end, pressure) in combinations().filter(|(_, pressure)| pressure.oom) {
+            let failed = end.cause == Cause::Exited && end.wait_status != 0;
+            let expected =
+                if failed || weaker.contains(&end.cause) { Cause::Memory } else { end.cause };
+            let under = end.under(pressure);
+            assert_eq!((under.cause, under.oom), (expected, true), "{end:?} {pressure:?}");
         }
-        let end = End::of_command(0).with_oom(true);
+        let end = End::of_command(0).under(Pressure::OOM);
         assert_eq!((end.cause, end.oom), (Cause::Exited, true), "another process was killed");
+    }
+
+    #[test]
+    fn a_refused_process_and_full_scratch_explain_a_failure_that_the_program_reports() {
+        for (end, pressure) in combinations().filter(|(_, pressure)| !pressure.oom) {
+            let status = end.wait_status;
+            let reports = (end.cause == Cause::Exited && status != 0)
+                || (end.cause == Cause::Signalled && [SIGABRT, SIGBUS].contains(&status))
+                || [Cause::Pids, Cause::ScratchFull].contains(&end.cause);
+            let expected = match (reports, pressure.pids, pressure.scratch_full) {
+                (true, true, _) => Cause::Pids,
+                (true, false, true) => Cause::ScratchFull,
+                _ => end.cause,
+            };
+            assert_eq!(end.under(pressure).cause, expected, "{end:?} {pressure:?}");
+        }
+    }
+
+    #[test]
+    fn no_limit_changes_the_exit_code_and_a_second_look_changes_nothing() {
+        for (end, pressure) in combinations() {
+            let once = end.under(pressure);
+            assert_eq!(once.wait_status, end.wait_status);
+            assert_eq!(once.under(pressure), once, "{end:?} {pressure:?}");
+            assert_eq!(end.under(Pressure::default()), end);
+        }
     }
 }

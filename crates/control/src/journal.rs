@@ -130,6 +130,8 @@ box_events! {
     "signal" => Signalled { signal: i32 };
     "paused" => Paused;
     "resumed" => Resumed;
+    /// The scratch space was full when the command had ended.
+    "scratch-full" => ScratchFull;
     /// The box has ended; only a fact, never in the ring. `at_ms` is the wall clock, in
     /// milliseconds since 1970.
     "ended" => Ended { wait_status: i32, cause: Cause, at_ms: u64 };
@@ -151,7 +153,8 @@ impl BoxEvent {
             | Self::CopyIn { .. }
             | Self::CopyOut { .. }
             | Self::CopyEnded { .. }
-            | Self::Signalled { .. } => None,
+            | Self::Signalled { .. }
+            | Self::ScratchFull => None,
         }
     }
 

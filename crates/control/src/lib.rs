@@ -24,7 +24,7 @@ pub use call::{
     Call, Exec, ExecStreams, Go, KeeperUsage, LaunchStep, PROTOCOL, Program, Refusal, Report,
     Request, SetupStep, Versioned,
 };
-pub use cause::{Cause, End};
+pub use cause::{Cause, End, Pressure};
 pub use channel::{Channel, Received};
 pub use frame::{
     CALL_BYTES_MAX, FrameError, PLAN_BYTES_MAX, REPORT_BYTES_MAX, REQUEST_BYTES_MAX, decode, encode,

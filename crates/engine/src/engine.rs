@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use tare_kernel::process::{Process, check_proc};
 
+use crate::actor::Actor;
 use crate::audit::{self, Audit, RemovedSince};
 use crate::care::sweep::{self, Swept};
 use crate::care::tend;
@@ -36,7 +37,7 @@ use crate::session::files::{Copy, FileTransfer};
 use crate::session::logs::Logs;
 use crate::session::stdio::Stdin;
 use crate::session::{Session, attach, exec, files};
-use crate::spec::{BoxId, DetachOptions, Name, Spec};
+use crate::spec::{BoxId, DetachOptions, Name, Spec, Tenant};
 use crate::teardown::OWN_WITHIN;
 use crate::time::Timestamp;
 
@@ -97,6 +98,7 @@ impl Engine {
             // Now, because a server may have no descriptor left when it first needs them.
             engine.root.host.open_cgroups.open();
             engine.end_within = SERVED_WITHIN;
+            engine.root.creator = Actor::server();
         }
         Ok(engine)
     }
@@ -145,6 +147,7 @@ impl Engine {
                 access,
                 cgroup_parent: None,
                 on_reclaimed: OnReclaimed::default(),
+                creator: Actor::creator(),
             },
             end_within: OWN_WITHIN,
             cleaned: OnceLock::new(),
@@ -346,14 +349,14 @@ impl Engine {
     // Ending boxes, and waiting for their end.
 
     /// Passes a signal to the command of a box.
-    pub fn signal(&self, id: &BoxId, signal: i32) -> Result<(), Error> {
-        stop::signal(self.at(id), signal)
+    pub fn signal(&self, id: &BoxId, signal: i32, by: &Actor) -> Result<(), Error> {
+        stop::signal(self.at(id), signal, by)
     }
 
     /// Asks the command to stop, and does not wait for it. The box ends after the grace period, even
     /// without [`Self::end_stop`].
-    pub fn begin_stop(&self, id: &BoxId, grace: Duration) -> Result<Stopping, Error> {
-        stop::begin_stop(self.at(id), grace)
+    pub fn begin_stop(&self, id: &BoxId, grace: Duration, by: &Actor) -> Result<Stopping, Error> {
+        stop::begin_stop(self.at(id), grace, by)
     }
 
     /// Ends a box that has not stopped after the grace period, and returns when tare has seen that it
@@ -364,17 +367,17 @@ impl Engine {
     }
 
     /// Kills the whole box.
-    pub fn kill(&self, id: &BoxId) -> Result<(), Error> {
-        stop::kill(self.at(id), self.end_within)
+    pub fn kill(&self, id: &BoxId, by: &Actor) -> Result<(), Error> {
+        stop::kill(self.at(id), by, self.end_within)
     }
 
     /// Removes a box. A box that has not ended is removed only with `force`. Returns its receipt.
     /// `None` if another process has removed the box, and kept no receipt.
-    pub fn remove(&self, id: &BoxId, force: bool) -> Result<Option<Receipt>, Error> {
+    pub fn remove(&self, id: &BoxId, force: bool, by: &Actor) -> Result<Option<Receipt>, Error> {
         if self.cleaned().contains(id) {
             return Ok(history::receipt(&self.root, id.as_str(), |_| true).ok());
         }
-        stop::remove(self.at(id), force, self.end_within)
+        stop::remove(self.at(id), force, by, self.end_within)
     }
 
     /// Returns the receipt of a removed box among those that a caller can see, while its history is
@@ -482,10 +485,22 @@ impl Engine {
     /// Explains what happened to the box with this id, this name, or an id that begins like this. A
     /// present name comes before former ones. If several boxes had the name, the last one counts.
     pub fn explain(&self, reference: &str) -> Result<Explanation, Error> {
-        match self.find_recorded(&Scope::All, reference)? {
+        self.explain_in(&Scope::All, reference)
+    }
+
+    /// Explains a box among those that a caller can see.
+    pub fn explain_in(&self, scope: &Scope, reference: &str) -> Result<Explanation, Error> {
+        let sees = |tenant: Option<&Tenant>| scope.sees(tenant);
+        match self.find_recorded(scope, reference)? {
             Some(id) if !self.cleaned().contains(&id) => history::explain_recorded(self.at(&id)),
-            Some(id) => history::explain_former(&self.root, id.as_str()),
-            None => history::explain_former(&self.root, reference),
+            Some(id) => history::explain_former(&self.root, id.as_str(), &sees),
+            None => history::explain_former(&self.root, reference, &sees),
         }
+    }
+
+    /// Sets how large the histories of removed boxes may become, and whether they contain stderr, for
+    /// every process that uses this state root. `None` leaves a setting as it is.
+    pub fn set_history(&self, bytes: Option<u64>, stderr: Option<bool>) -> Result<(), Error> {
+        history::set(&self.root, bytes, stderr)
     }
 }

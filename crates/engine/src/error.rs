@@ -108,6 +108,12 @@ impl Error {
         self.hint.as_ref()
     }
 
+    /// Returns the message with all sources.
+    pub fn in_full(&self) -> String {
+        let sources = iter::successors(self.source(), |&cause| cause.source());
+        sources.fold(self.to_string(), |text, cause| format!("{text}: {}", reason(cause)))
+    }
+
     /// Returns the errno in the chain of sources, if a system call failed.
     pub fn errno(&self) -> Option<Errno> {
         let of_one = |cause: &(dyn StdError + 'static)| {

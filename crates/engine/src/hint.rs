@@ -33,6 +33,8 @@ pub enum Hint {
     PassLargeDataOtherwise,
     /// Create a box that keeps its files after its end.
     KeepFiles,
+    /// Give the box more of what it had too little of.
+    Raise(LimitName),
     /// Give the box more scratch space.
     MoreScratch,
     /// One of these limits may be too small.
@@ -74,6 +76,8 @@ pub enum LimitName {
     Cpus,
     Scratch,
     Output,
+    Timeout,
+    Lease,
 }
 
 impl Hint {

@@ -4,6 +4,7 @@
 //! never prints, keeps no state of its own beside the state root, and ends every
 //! box through one function, whatever happened before.
 
+mod actor;
 mod audit;
 mod care;
 mod create;
@@ -24,6 +25,7 @@ mod teardown;
 mod time;
 pub mod version;
 
+pub use actor::Actor;
 pub use audit::findings::{Action, Finding, FindingKind};
 pub use audit::{Audit, AuditedBox, KeptBy, KeptFiles, RemovedSince};
 pub use care::Outcome;
@@ -35,24 +37,26 @@ pub use engine::{Engine, Purpose};
 pub use error::{Context, Error, ErrorKind, Hint, LimitName, reason};
 pub use gauge::{Change, Counts, Gauge, GaugeSettings, Gauges, Level, Reading};
 pub use gauge::{Thresholds, Unit};
+pub use history::sentence::{Circumstances, Sentence, Subject};
 pub use history::steps::{History, Step, StepKind};
-pub use history::{Explanation, RemovedBox};
+pub use history::store::history_bytes;
+pub use history::{Explanation, RemovedBox, STDERR_BYTES};
 pub use holdings::cgroup::STILL_POPULATED;
 pub use holdings::held::{Held, HeldNamespace, HeldPort, HeldProcess};
 pub use host::cgroups::CgroupParent;
 pub use host::{CgroupRoots, Host};
-pub use observe::view::{Cause, Details, End, GaugedUse, Holding, State, Status, Usage};
+pub use observe::view::{Cause, Details, End, GaugedUse, Holding, Pressure, State, Status, Usage};
 pub use operate::change::Changes;
 pub use operate::filter::{BoxFilter, Condition};
 pub use operate::find::Scope;
 pub use operate::stop::{EndWatch, Looked, Stopping};
 pub use receipt::{LeftAlone, Receipt};
-pub use record::lines::{HeldItem, Reason, SeenGone};
+pub use record::lines::{EndedLine, Evidence, HeldItem, Reason, SeenGone};
 pub use session::attach::Attachment;
 pub use session::exec::ExecSpec;
 pub use session::files::{Copied, Copy, PathKind};
 pub use session::stdio::{Stdin, Streams};
-pub use session::{Event, Session, files, logs};
+pub use session::{Conclusion, Event, Session, files, logs};
 pub use spec::name::RUN_LABEL;
 pub use spec::{BoxId, DetachOptions};
 pub use tare_kernel::process::Process as Keeper;

@@ -34,7 +34,9 @@ use crate::host::layout::BoxAt;
 use crate::observe::identity::{self, KeeperState};
 use crate::receipt::{self, Receipt, Stage};
 use crate::record::damage::Damage;
-use crate::record::lines::{EndedLine, EndingLine, HeldLine, Line, Reason, RecordLines, StuckLine};
+use crate::record::lines::{
+    EndedLine, EndingLine, Evidence, HeldLine, Line, Reason, RecordLines, StuckLine,
+};
 use crate::record::{self, LockedRecord, Record};
 use crate::spec::BoxId;
 
@@ -51,6 +53,8 @@ pub struct Order<'a> {
     pub leave: Leave,
     pub within: Duration,
     pub own: Option<Own<'a>>,
+    /// How the box ended, if its creator tears it down and its history is to be kept.
+    pub ended: Option<&'a EndedLine>,
 }
 
 /// What the creator of a box has of it.
@@ -82,10 +86,10 @@ pub enum Leave {
 }
 
 /// Facts that teardown observed.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Seen {
-    /// Whether the kernel killed a process of the box at the memory limit.
-    oom: bool,
+    /// What the kernel counted. Empty if the record or the creator has it already.
+    evidence: Evidence,
     took: Duration,
 }
 
@@ -134,16 +138,32 @@ fn held_by(
 
 /// Undoes a create that failed, and returns the error for the user.
 ///
-/// The error says why the create failed. If the roll-back fails too, that failure is on record as
-/// `stuck`, and is added to the error as a note.
+/// The error says why the create failed, and is the history of the box. If the roll-back fails too,
+/// that failure is on record as `stuck`, and is added to the error as a note.
 pub fn roll_back(
     at: BoxAt<'_>,
-    mut record: LockedRecord,
+    record: LockedRecord,
     child: Option<&Process>,
     why: Error,
 ) -> Error {
+    let ended = EndedLine::failed_start(why.in_full());
+    undo(at, record, (child, Some(&ended)), why)
+}
+
+/// Undoes a create before anything was made, without a history: the id may be that of another box.
+pub fn forget(at: BoxAt<'_>, record: LockedRecord, why: Error) -> Error {
+    undo(at, record, (None, None), why)
+}
+
+fn undo(
+    at: BoxAt<'_>,
+    mut record: LockedRecord,
+    (child, ended): (Option<&Process>, Option<&EndedLine>),
+    why: Error,
+) -> Error {
+    let (reason, leave) = (Reason::ByCreator, Leave::Nothing);
     let own = child.map(|child| Own { child, claim: None, held: None });
-    let order = Order { reason: Reason::ByCreator, leave: Leave::Nothing, within: OWN_WITHIN, own };
+    let order = Order { reason, leave, within: OWN_WITHIN, own, ended };
     match tear_down(at, &mut record, order) {
         Ok(_) => why,
         Err(left) => why.with_note(&left, Hint::Force),
@@ -197,11 +217,11 @@ fn end(
     held: Option<&mut HeldLine>,
 ) -> Result<Seen, Error> {
     let start = Instant::now();
-    // Read this first: the counter is a file in the cgroup directory, which is removed below. The
-    // creator has read it already.
+    // Read this first: the counters are files in the cgroup directories, which are removed below. The
+    // creator has read them already.
     let is_counted = order.reason != Reason::ByCreator && record.lines.ended.is_none();
+    let evidence = if is_counted { cgroup::evidence(at, record) } else { Evidence::default() };
     let roots = cgroup::roots_of(at, record);
-    let oom = is_counted && cgroup::oom_kills(&roots, at.tagged_id()) > 0;
     let created = record.lines.created.as_ref();
     if created.is_none_or(|created| created.spec.limits.cpus.is_some()) {
         cgroup::unthrottle(&roots, at.tagged_id());
@@ -221,7 +241,7 @@ fn end(
     if let Some(held) = held {
         receipt::see_gone(at, record, Stage::End, &mut held.items);
     }
-    Ok(Seen { oom, took })
+    Ok(Seen { evidence, took })
 }
 
 /// Releases every kind of holding that is due at this point, in the order of the table.
@@ -242,9 +262,9 @@ fn release(
     Ok(())
 }
 
-/// Removes the box's kept files, record and names. Keeps its history and its receipt, unless its
-/// creator removes it and wants no receipt. The history is kept before the record is removed, so that
-/// a process that is killed in between loses neither.
+/// Removes the box's kept files, record and names. Keeps its history, and its receipt unless its
+/// creator wants none. The history is kept before the record is removed, so that a process that is
+/// killed in between loses neither.
 fn remove(
     at: BoxAt<'_>,
     record: &mut LockedRecord,
@@ -252,18 +272,18 @@ fn remove(
     seen: Seen,
     held: Option<HeldLine>,
 ) -> Result<Option<Receipt>, Error> {
-    let kept = held.map(|held| {
+    let receipt = held.map(|held| Receipt::new(at, record, held, order.reason));
+    let kept = (receipt.is_some() || order.ended.is_some()).then(|| {
         let now = Now::read();
         let took_ms = u64::try_from(seen.took.as_millis()).unwrap_or(u64::MAX);
         let removal = Removal {
             why: order.reason,
             pid: std::process::id(),
-            emptied_ms: record.lines.ended.is_none().then_some(took_ms),
+            emptied_ms: (record.lines.ended.is_none() && order.ended.is_none()).then_some(took_ms),
             at: now.at,
             at_ns: now.ns,
         };
-        let receipt = Receipt::new(at, record, held, order.reason);
-        (history::keep(at, record, removal, seen.oom, &receipt), receipt)
+        history::keep(at, record, removal, (order.ended, seen.evidence), receipt.as_ref())
     });
     if !mark_removal(record) {
         record.forget(at.id)?;
@@ -274,9 +294,11 @@ fn remove(
     if let Some(names) = names {
         release_names(at, &names, &record.lines)?;
     }
-    Ok(kept.map(|(history, mut receipt)| {
+    Ok(receipt.map(|mut receipt| {
         receipt.see_removal(at, record);
-        history.store(at.root, &receipt);
+        if let Some(history) = kept {
+            history.store(at.root, Some(&receipt));
+        }
         receipt
     }))
 }
@@ -345,9 +367,10 @@ fn note_ended(record: &mut LockedRecord, seen: Seen, held: Option<HeldLine>) {
             record.add(Line::Held(held)).ok();
         }
         let journal = record.journal().unwrap_or_default();
-        let ending = record.lines.ending.as_ref();
-        let ended = EndedLine::of(&journal, ending, record.last_sign(), seen.oom, seen.took);
-        record.add(Line::Ended(ended)).ok();
+        let killed = (record.lines.ending.as_ref(), &*record.lines.requests);
+        let last_sign = record.last_sign();
+        let ended = EndedLine::of(&journal, killed, last_sign, seen.evidence, seen.took);
+        record.add(Line::Ended(Box::new(ended))).ok();
     }
 }
 

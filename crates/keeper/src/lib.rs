@@ -154,8 +154,15 @@ fn conclude(supervisor: &mut Supervisor, end: End) {
     if end.cause == Cause::ClientGone {
         return supervisor.note(BoxEvent::Abandoned);
     }
+    let is_scratch_full = supervisor.is_scratch_full();
     if let Some(creator) = supervisor.creator() {
+        if is_scratch_full {
+            creator.report(&Report::ScratchFull);
+        }
         return creator.report(&Report::Ended(end));
+    }
+    if is_scratch_full {
+        supervisor.note(BoxEvent::ScratchFull);
     }
     if let Some(output) = &mut supervisor.context.output {
         output.collect_last();

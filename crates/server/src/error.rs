@@ -4,10 +4,8 @@
 //! `librechat/errors.rs`). The message is for the client. A failure of the server itself can
 //! name paths of the host: it goes into `detail`, which only the log gets.
 
-use std::error::Error as StdError;
-
 use rustix::io::Errno;
-use tare_engine::{Error as EngineError, ErrorKind, Hint, reason};
+use tare_engine::{Error as EngineError, ErrorKind, Hint};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceError {
@@ -160,7 +158,7 @@ impl ServiceError {
         Self {
             hint: error.hint().cloned(),
             retry_after_s: Some(STUCK_RETRY_AFTER_S),
-            ..Self::new(Kind::Unavailable, STUCK, in_full(error))
+            ..Self::new(Kind::Unavailable, STUCK, error.in_full())
         }
     }
 
@@ -186,7 +184,7 @@ impl From<EngineError> for ServiceError {
             ErrorKind::Failed => return Self::failed(&error),
         };
         let hint = error.hint().cloned();
-        Self { hint, ..Self::new(kind, code, in_full(&error)) }
+        Self { hint, ..Self::new(kind, code, error.in_full()) }
     }
 }
 
@@ -194,7 +192,7 @@ impl ServiceError {
     fn failed(error: &EngineError) -> Self {
         // A text can name paths of the host.
         let is_text = |hint: &&Hint| matches!(hint, Hint::Text(_) | Hint::Also(_));
-        let mut detail = in_full(error);
+        let mut detail = error.in_full();
         if let Some(Hint::Text(hint)) = error.hint() {
             detail = format!("{detail} ({hint})");
         }
@@ -227,17 +225,6 @@ pub fn in_plain_words(message: &str) -> String {
         other => other,
     };
     format!("{before}expected {what}{place}")
-}
-
-/// The message of an error with all its reasons.
-pub fn in_full(error: &EngineError) -> String {
-    let mut text = error.to_string();
-    let sources = std::iter::successors(error.source(), |&why: &&dyn StdError| why.source());
-    for why in sources {
-        text.push_str(": ");
-        text.push_str(&reason(why));
-    }
-    text
 }
 
 /// Returns what the host has run out of, if that is the reason.

@@ -12,7 +12,7 @@ use crate::admission::descriptors::DescriptorBudget;
 use crate::admission::pressure::Pressure;
 use crate::app::{AppState, ReloadRequest};
 use crate::config::current::CurrentConfig;
-use crate::config::{Config, Key, Listen, LogFormat};
+use crate::config::{ByteSize, Config, HistoryConfig, Key, Listen, LogFormat};
 use crate::error::ServiceError;
 use crate::http::Http;
 use crate::http::listen::{self, Listener};
@@ -44,6 +44,8 @@ pub struct Options {
     /// Adds keys to those of the configuration.
     pub api_key_file: Option<PathBuf>,
     pub log: Option<LogFormat>,
+    /// Replaces `bytes` of `[history]`.
+    pub history_bytes: Option<u64>,
 }
 
 impl Options {
@@ -57,6 +59,9 @@ impl Options {
         }
         if let Some(log) = self.log {
             config.log = log;
+        }
+        if let Some(bytes) = self.history_bytes {
+            config.history.bytes = Some(ByteSize(bytes));
         }
         if let Some(path) = &self.api_key_file {
             config.keys.extend(Key::read_file(path)?);
@@ -90,6 +95,7 @@ pub fn serve(options: Options) -> Result<(), Error> {
         Some(parent) => engine.below(parent.clone())?,
         None => engine,
     };
+    set_history(&engine, config.history)?;
     let creators = Creators::start().context(no_threads)?;
     let workers = Workers::start("worker", descriptors.calls()).context(no_threads)?;
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
@@ -131,6 +137,16 @@ pub fn serve(options: Options) -> Result<(), Error> {
     // Not a drop of the runtime: a thread that waits in the engine must not delay the exit.
     runtime.shutdown_background();
     result
+}
+
+/// Applies the settings of histories to the state root, if there are any.
+fn set_history(engine: &Engine, wanted: HistoryConfig) -> Result<(), Error> {
+    match wanted {
+        HistoryConfig { bytes: None, stderr: None } => Ok(()),
+        HistoryConfig { bytes, stderr } => {
+            engine.set_history(bytes.map(|ByteSize(bytes)| bytes), stderr)
+        }
+    }
 }
 
 /// What the server reacts to, beside requests and signals.
@@ -212,9 +228,10 @@ async fn reload(
     let options = Arc::clone(options);
     // The listener stays as it was at the start.
     let reach = app.http.reach;
-    let read = app.call(move |_| {
+    let read = app.call(move |engine| {
         let loaded = options.load()?;
         loaded.config.check_host_network(reach)?;
+        set_history(engine, loaded.config.history)?;
         Ok(loaded)
     });
     match read.await {

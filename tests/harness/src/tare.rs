@@ -19,9 +19,10 @@ use crate::terminal::{TerminalSize, UnderTerminal};
 /// kernel uses for ids that it cannot map.
 const UNPRIVILEGED_ID: u32 = 65533;
 
-/// The names that tare keeps in a state root without boxes. `history` contains the histories of
-/// removed boxes.
-const FIXED_NAMES: [&str; 5] = ["boxes", "names", PARENTS, CLAIMS, "history"];
+/// The names that tare keeps in a state root without boxes. `histories` contains the histories
+/// of removed boxes.
+const FIXED_NAMES: [&str; 5] = ["boxes", "names", PARENTS, CLAIMS, HISTORIES];
+const HISTORIES: &str = "histories";
 /// A link for each cgroup below which there may be boxes.
 const PARENTS: &str = "parents";
 /// At most sixteen empty files.
@@ -257,8 +258,12 @@ fn reachable_copy(program: &Path, home: &TemporaryDirectory, state_root: &Path) 
     copy
 }
 
-/// Whether the path is one of the fixed names of a state root, or below `claims` or `parents`.
+/// Whether the path is one of the fixed names of a state root, or below `claims`, `parents`
+/// or `histories`.
 fn is_fixed(inside: &Path) -> bool {
     let is_below = |name: &str| inside.parent() == Some(Path::new(name));
-    is_below(CLAIMS) || is_below(PARENTS) || FIXED_NAMES.iter().any(|name| inside == *name)
+    is_below(CLAIMS)
+        || is_below(PARENTS)
+        || is_below(HISTORIES)
+        || FIXED_NAMES.iter().any(|name| inside == *name)
 }

@@ -11,13 +11,13 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use tare_engine::spec::{Terminal, User, command, quantity};
-use tare_engine::{BoxId, Engine, Error, ExecSpec, Stdin};
+use tare_engine::{BoxId, Circumstances, Engine, Error, ExecSpec, Stdin, Subject};
 use tare_kernel::signals;
 
 use crate::commands::each::on_box;
 use crate::commands::process_args::{self, ProcessArgs, hyphen_values};
 use crate::context::{Context, Purpose};
-use crate::exit::{DONE, ExitReport, Subject};
+use crate::exit::{DONE, ExitReport};
 use crate::stdio::{self, Output, PastLimit, Settings, Writers};
 
 const EXAMPLES: &str = "\
@@ -94,8 +94,13 @@ pub fn run(args: &ExecArgs, context: &Context) -> Result<u8, Error> {
     let session =
         on_box(&engine, &args.reference, |id| engine.exec(id, &spec, args.process.stdin(window)))?;
     let relayed = stdio::relay(session, SETTINGS, &taken)?;
+    let circumstances = Circumstances {
+        evidence: relayed.ended.as_ref().map(|ended| &ended.evidence),
+        timeout: args.timeout,
+        ..Circumstances::of(relayed.end, Subject::Exec)
+    };
     let mut report = match relayed.result {
-        Ok(()) => ExitReport::of(relayed.end, Subject::Command { timeout: args.timeout }),
+        Ok(()) => ExitReport::of(&circumstances),
         Err(error) => ExitReport::failed(error),
     };
     report.print(false);

@@ -2,8 +2,8 @@
 
 use clap::Args;
 use rustix::process::Signal;
-use tare_engine::Error;
 use tare_engine::spec::name;
+use tare_engine::{Actor, Error};
 
 use crate::commands::each::{Boxes, each};
 use crate::context::{Context, Purpose};
@@ -38,9 +38,14 @@ pub struct KillArgs {
 pub fn run(args: &KillArgs, context: &Context) -> Result<u8, Error> {
     let engine = context.engine(Purpose::Use)?;
     let kill = Signal::KILL.as_raw();
+    let command = match args.signal {
+        Some(signal) => format!("tare kill -s {}", name::signal_name(signal)),
+        None => "tare kill".to_owned(),
+    };
+    let by = Actor::command(&command);
     let code = each(&engine, &args.boxes.boxes, |id| match args.signal {
-        Some(signal) if signal != kill => engine.signal(id, signal),
-        Some(_) | None => engine.kill(id),
+        Some(signal) if signal != kill => engine.signal(id, signal, &by),
+        Some(_) | None => engine.kill(id, &by),
     });
     Ok(code)
 }

@@ -1,7 +1,7 @@
 //! `tare rm`: removes boxes with everything that belongs to them.
 
 use clap::Args;
-use tare_engine::{BoxId, Engine, Error};
+use tare_engine::{Actor, BoxId, Engine, Error};
 
 use crate::commands::each::{each, gather, on_box};
 use crate::context::{Context, Purpose};
@@ -44,12 +44,13 @@ pub fn run(args: &RmArgs, context: &Context) -> Result<u8, Error> {
     // itself is still found, and the command succeeds.
     let engine = context.engine(Purpose::CreateOrEnd)?;
     let boxes = if args.all { every_box(&engine)? } else { args.boxes.clone() };
+    let by = Actor::command(if args.force { "tare rm -f" } else { "tare rm" });
     if !args.json {
-        return Ok(each(&engine, &boxes, |id| engine.remove(id, args.force).map(drop)));
+        return Ok(each(&engine, &boxes, |id| engine.remove(id, args.force, &by).map(drop)));
     }
     let (receipts, code) = gather(&boxes, |reference| {
         on_box(&engine, reference, |id| {
-            engine.remove(id, args.force)?.ok_or_else(|| no_receipt(id))
+            engine.remove(id, args.force, &by)?.ok_or_else(|| no_receipt(id))
         })
     });
     print_json(&receipts)?;

@@ -7,6 +7,7 @@ use tare_engine::Error;
 use tare_kernel::signals;
 use tare_server::{Listen, LogFormat, Options};
 
+use crate::commands::sweep::history_size;
 use crate::context::Context;
 use crate::exit::DONE;
 
@@ -38,6 +39,10 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
 
+    /// Size of all histories of removed boxes together, for this state root [default: 64m]
+    #[arg(long, value_name = "SIZE", value_parser = history_size)]
+    history_bytes: Option<u64>,
+
     /// Format of the log on stderr [default: human]
     #[arg(long, value_name = "FORMAT")]
     log: Option<Format>,
@@ -57,6 +62,7 @@ pub fn run(args: &ServeArgs, context: &Context) -> Result<u8, Error> {
         config: args.config.clone(),
         listen: args.listen.clone(),
         api_key_file: args.api_key_file.clone(),
+        history_bytes: args.history_bytes,
         log: args.log.map(|format| match format {
             Format::Human => LogFormat::Human,
             Format::Json => LogFormat::Json,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use tare_engine::spec::quantity;
-use tare_engine::{BoxId, Error};
+use tare_engine::{Actor, BoxId, Error};
 
 use crate::commands::each::{Boxes, gather, named, on_box, print_line};
 use crate::context::{Context, Purpose};
@@ -45,9 +45,10 @@ pub fn run(args: &StopArgs, context: &Context) -> Result<u8, Error> {
     // itself is still found, and the command succeeds.
     let engine = context.engine(Purpose::CreateOrEnd)?;
     let grace = args.grace.unwrap_or(GRACE);
+    let by = Actor::command("tare stop");
     // Ask all boxes before waiting for one, so that their grace periods run at the same time.
     let (stopping, not_asked) = gather(&args.boxes.boxes, |reference| {
-        let begin = |id: &BoxId| Ok((id.clone(), engine.begin_stop(id, grace)?));
+        let begin = |id: &BoxId| Ok((id.clone(), engine.begin_stop(id, grace, &by)?));
         Ok((reference, on_box(&engine, reference, begin)?))
     });
     let (_, not_stopped) = gather(stopping, |(reference, (id, stopping))| {

@@ -1,8 +1,9 @@
 //! `tare sweep`: removes what `tare audit` finds.
 
 use clap::Args;
+use tare_engine::spec::quantity;
 use tare_engine::spec::shown::escaped;
-use tare_engine::{Action, Error, Outcome, Swept};
+use tare_engine::{Action, Error, Outcome, Swept, history_bytes};
 
 use crate::context::{Context, Purpose};
 use crate::error::{print_json, print_result};
@@ -37,13 +38,26 @@ pub struct SweepArgs {
     /// Print a JSON array instead of lines
     #[arg(long)]
     json: bool,
+
+    /// First set the size of all histories of removed boxes together; the oldest go first
+    #[arg(long, value_name = "SIZE", value_parser = history_size, conflicts_with = "dry_run")]
+    history_bytes: Option<u64>,
+}
+
+/// Parses a size for all histories together.
+pub fn history_size(text: &str) -> Result<u64, Error> {
+    history_bytes(quantity::bytes(text)?)
 }
 
 pub fn run(args: &SweepArgs, context: &Context) -> Result<u8, Error> {
     let swept = if args.dry_run {
         context.engine(Purpose::Look)?.plan_sweep()?
     } else {
-        context.engine(Purpose::Sweep)?.sweep()?
+        let engine = context.engine(Purpose::Sweep)?;
+        if args.history_bytes.is_some() {
+            engine.set_history(args.history_bytes, None)?;
+        }
+        engine.sweep()?
     };
     if args.json {
         print_json(&swept)?

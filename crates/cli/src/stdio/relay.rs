@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::Signal;
 use rustix::stdio::{stderr, stdin, stdout};
-use tare_engine::{Cause, Context as _, End, Error, Event, Receipt, Session, Streams};
+use tare_engine::{Cause, Context as _, End, EndedLine, Error, Event, Receipt, Session, Streams};
 use tare_kernel::clock;
 use tare_kernel::signals::SignalFd;
 
@@ -86,6 +86,8 @@ pub struct Relayed {
     /// An error if the command could not be started, or if the loop failed.
     pub result: Result<(), Error>,
     pub end: End,
+    /// The end with what the kernel and the record say about it.
+    pub ended: Option<EndedLine>,
     /// An error if a part of the box may be left.
     pub ending: Result<(), Error>,
     /// What the box had held, if that was asked for.
@@ -124,7 +126,8 @@ pub fn relay(
     let is_hasty = is_second_signal || end.cause == Cause::OutputLimit;
     let drained = attached(relay.drain(is_hasty, signals));
     relay.leave_terminal();
-    Ok(Relayed { result: result.and(drained), end, ending, receipt, relay, ended_at })
+    let ended = session.ended().cloned();
+    Ok(Relayed { result: result.and(drained), end, ended, ending, receipt, relay, ended_at })
 }
 
 #[derive(Debug)]

@@ -19,6 +19,7 @@ use crate::audit::findings::Finding;
 use crate::audit::host_objects::HostObjects;
 use crate::error::Error;
 use crate::history;
+use crate::history::steps::Sources;
 use crate::holdings::census::Processes;
 use crate::holdings::held::{Held, Which, held_by};
 use crate::holdings::name;
@@ -26,6 +27,7 @@ use crate::host::layout::{BoxAt, StateRoot};
 use crate::observe::Observation;
 use crate::observe::view::{Cause, State};
 use crate::receipt::Receipt;
+use crate::record::lines::Reason;
 use crate::spec::{BoxId, Tenant};
 use crate::time::{Moment, Timestamp};
 
@@ -153,8 +155,14 @@ pub fn audit(root: &StateRoot) -> Result<Audit, Error> {
 
 /// Returns the boxes that were removed since this time and whose history is kept.
 pub fn removed_since(root: &StateRoot, since: Timestamp) -> Result<Vec<RemovedSince>, Error> {
-    let removed = history::removed(root)?.into_iter().filter_map(|sources| {
-        let removed_at = sources.removal.map(|removal| removal.at).filter(|at| *at >= since)?;
+    // A run without a receipt is not one of an audit: there are very many.
+    let is_audited = |sources: &Sources| {
+        let is_run = sources.removal.is_none_or(|removal| removal.why == Reason::ByCreator);
+        !is_run || sources.receipt.is_some()
+    };
+    let removed = history::all_removed(root)?.into_iter().filter(is_audited);
+    let removed = removed.filter_map(|sources| {
+        let removed_at = sources.removed_at().filter(|at| *at >= since)?;
         let name = sources.names().next_back().map(str::to_owned);
         let key = sources.tenant().and_then(Tenant::key).map(str::to_owned);
         let cause = sources.end().map(|end| end.cause);

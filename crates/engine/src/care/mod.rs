@@ -110,7 +110,7 @@ pub fn settle_with_receipt(
         }
     };
     let Decision { leave, reason, reclaimed } = decision;
-    let order = Order { reason, leave, within: effort.within, own: None };
+    let order = Order { reason, leave, within: effort.within, own: None, ended: None };
     let receipt = tear_down(at, &mut locked, order)?;
     if let Some(report) = &at.root.on_reclaimed.0
         && !reclaimed.is_empty()

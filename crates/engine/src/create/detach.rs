@@ -78,8 +78,7 @@ pub fn start_as(
 /// Returns whether a box with this id was detached and removed. The id of a box that was never
 /// detached was never returned to a client.
 fn was_detached(at: BoxAt<'_>) -> Result<bool, Error> {
-    let removed = history::removed(at.root)?;
-    Ok(removed.iter().any(|sources| sources.id == *at.id && sources.detached))
+    Ok(history::removed(at.root, at.id)?.is_some_and(|sources| sources.detached))
 }
 
 fn start_recorded(
@@ -164,7 +163,8 @@ fn await_detached(
             | Report::Done
             | Report::Usage(_)
             | Report::Input { .. }
-            | Report::Refused(_)) => return Err(failed(session.event(report))),
+            | Report::Refused(_)
+            | Report::ScratchFull) => return Err(failed(session.event(report))),
         }
     }
 }

@@ -51,7 +51,7 @@ use crate::session::link::too_large;
 use crate::session::stdio::{Owner, Stdin, Stdio, Streams};
 use crate::session::{OwnedBox, Reserve, Session, WantedReceipt};
 use crate::spec::{BoxId, DetachOptions, Isolation, Limit, Network, Spec, Terminal, quantity};
-use crate::teardown::roll_back;
+use crate::teardown::{forget, roll_back};
 use crate::time::from_now;
 
 /// The box to make.
@@ -152,7 +152,7 @@ fn record(
         None => at.root.parents_of_attached(),
         Some(_) => at.root.parents_of_detached(),
     };
-    let of_host = (&at.root.host, &parents);
+    let of_host = (&at.root.host, &parents, &at.root.creator);
     let made = LockedRecord::create(&at.root.layout, at.id, of_host, spec, options);
     made.map_err(|error| {
         tend();
@@ -163,7 +163,7 @@ fn record(
 /// Removes the record of a box that is not made, and returns the error for the user.
 fn abandon(at: BoxAt<'_>, record: LockedRecord, why: Error, tend: &dyn Fn()) -> Error {
     tend();
-    roll_back(at, record, None, why)
+    forget(at, record, why)
 }
 
 /// Makes a box up to the point where its keeper waits for the go. A failure leaves

@@ -4,7 +4,7 @@
 //! record + journal ──▶ Sources ──▶ steps ──▶ text
 //!                         │   ▲
 //!                removal  ▼   │  explain
-//!                      the history file
+//!                    stored histories
 //! ```
 //!
 //! A live box and a removed box take the same path: [`history`] is a pure function of the sources.
@@ -18,12 +18,16 @@ use tare_control::journal::{BoxEvent, Ended, Event};
 use tare_control::{Cause, End};
 use tare_kernel::clock::boot_ns;
 
+use crate::actor::Actor;
 use crate::history::text;
 use crate::receipt::Receipt;
 use crate::record::Record;
-use crate::record::lines::{Created, EndedLine, Line, Reason};
+use crate::record::lines::{
+    Act, Created, EndedLine, Evidence, Line, Reason, RequestLine, asked_for,
+};
+use crate::spec::name::RUN_LABEL;
 use crate::spec::shown::escaped;
-use crate::spec::{BoxId, Spec, Tenant};
+use crate::spec::{BoxId, Name, Spec, Tenant};
 use crate::time::Timestamp;
 
 /// A longer history loses steps in its middle.
@@ -32,29 +36,67 @@ pub const STEPS_MAX: usize = 100;
 const FIRST_STEPS: usize = 20;
 /// A longer text is cut.
 const TEXT_CHARS_MAX: usize = 160;
+/// How much of the command of a successful run is kept.
+const RUN_CHARS_MAX: usize = 60;
 
-/// Everything that was written about a box, unchanged. The history file stores this.
+/// Everything that was written about a box, unchanged. A stored history is this.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Sources {
     pub id: BoxId,
     /// The lines of the record.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lines: Vec<Line>,
     /// The events of the journal.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub events: Vec<Event>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<Ended>,
     /// The box outlived its creator.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub detached: bool,
-    /// The kernel killed a process for memory, and the record does not say so.
-    pub oom: bool,
+    /// What the kernel counted by the end, if the record does not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evidence: Option<Evidence>,
+    /// The last part of what the command wrote to stderr.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stderr: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub removal: Option<Removal>,
-    /// How many lines of the record were dropped, so that the rest fits into the history file.
+    /// How many lines of the record were dropped, so that the rest fits into the history.
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub dropped: u64,
     /// What the box held, and when tare saw it gone.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub receipt: Option<Receipt>,
+    /// A run that exited with 0. Nothing else is kept of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<RunLine>,
 }
 
-/// The removal of a box by another process than its creator.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// A successful run in short: its creator saw its end and removed it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct RunLine {
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub tenant: Tenant,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<Name>,
+    /// The beginning of the command.
+    pub command: String,
+    pub created_at: Timestamp,
+    pub created_ns: u64,
+    pub ended_ns: u64,
+}
+
+fn is_default(tenant: &Tenant) -> bool {
+    *tenant == Tenant::default()
+}
+
+/// The removal of a box.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Removal {
     pub why: Reason,
@@ -71,8 +113,8 @@ pub struct History {
     /// All names that the box had; the last one is its own.
     pub names: Vec<String>,
     pub created_at: Timestamp,
-    /// Why the box ended, if it has.
-    pub cause: Option<Cause>,
+    /// How the box ended, if it has.
+    pub end: Option<End>,
     pub steps: Vec<Step>,
     /// How many steps are missing.
     pub forgotten: u64,
@@ -124,6 +166,9 @@ pub enum StepKind {
     Emptied,
     Stuck,
     Removed,
+    Requested,
+    ScratchFull,
+    StartFailed,
 }
 
 /// One moment on both clocks.
@@ -149,25 +194,94 @@ impl Sources {
             events: journal.events,
             ended: journal.ended,
             detached: journal.detached,
-            oom: false,
+            ..Self::none(id)
+        }
+    }
+
+    /// Returns the sources of a box about which nothing was written.
+    fn none(id: &BoxId) -> Self {
+        Self {
+            id: id.clone(),
+            lines: Vec::new(),
+            events: Vec::new(),
+            ended: None,
+            detached: false,
+            evidence: None,
+            stderr: None,
             removal: None,
             dropped: 0,
             receipt: None,
+            run: None,
         }
+    }
+
+    /// Returns the sources of a run that exited with 0.
+    pub fn of_success(id: &BoxId, created: &Created) -> Self {
+        let run = RunLine {
+            tenant: created.spec.tenant.clone(),
+            name: created.spec.name.clone(),
+            command: cut(&program_of(created), RUN_CHARS_MAX).to_owned(),
+            created_at: created.created_at,
+            created_ns: created.created_ns,
+            ended_ns: boot_ns(),
+        };
+        Self { run: Some(run), ..Self::none(id) }
     }
 
     /// Returns the tenant that the box belonged to; `None` if nothing says it.
     pub fn tenant(&self) -> Option<&Tenant> {
-        self.lines.iter().find_map(Line::created).map(|created| &created.spec.tenant)
+        let of_run = self.run.as_ref().map(|run| &run.tenant);
+        of_run.or_else(|| Some(&self.spec()?.tenant))
+    }
+
+    /// Returns the spec of the box: that of the request that claimed it, or its first one.
+    pub fn spec(&self) -> Option<&Spec> {
+        let claimed = self.lines.iter().rev().find_map(|line| {
+            if let Line::Claimed(claimed) = line { Some(&claimed.spec) } else { None }
+        });
+        claimed.or_else(|| Some(&self.created()?.spec))
+    }
+
+    pub fn created(&self) -> Option<&Created> {
+        self.lines.iter().find_map(Line::created)
     }
 
     /// Returns the names that the box had, the last one last.
     pub fn names(&self) -> impl DoubleEndedIterator<Item = &str> {
-        self.lines.iter().filter_map(Line::name).map(|name| name.as_str())
+        let of_run = self.run.iter().filter_map(|run| run.name.as_ref());
+        of_run.chain(self.lines.iter().filter_map(Line::name)).map(|name| name.as_str())
+    }
+
+    /// Returns when the box was removed; `None` if it was not.
+    pub fn removed_at(&self) -> Option<Timestamp> {
+        let of_run = self.run.as_ref().map(RunLine::ended_at);
+        of_run.or(self.removal.map(|removal| removal.at))
+    }
+
+    /// Returns who asked for the act that ended the box in this way.
+    pub fn asked_for(&self, end: End) -> Option<&Actor> {
+        let line = self.ended_line();
+        let by = line.and_then(|line| line.by.as_ref());
+        by.or_else(|| asked_for(end, self.requests()))
+    }
+
+    /// Returns the line about the end of the box.
+    pub fn ended_line(&self) -> Option<&EndedLine> {
+        self.lines
+            .iter()
+            .find_map(|line| if let Line::Ended(it) = line { Some(&**it) } else { None })
+    }
+
+    /// Returns what the kernel counted by the end of the box.
+    pub fn evidence(&self) -> Option<&Evidence> {
+        self.ended_line().map(|line| &line.evidence).or(self.evidence.as_ref())
     }
 
     /// Returns until when the box had this name, on the boot clock. `None`: it never had the name.
     pub fn had_name_until(&self, name: &str) -> Option<u64> {
+        if let Some(run) = &self.run {
+            return run.name.as_ref().filter(|own| own.as_str() == name).map(|_| run.ended_ns);
+        }
         let mut until = self.removal.map_or(u64::MAX, |removal| removal.at_ns);
         for line in self.lines.iter().rev() {
             match line.name() {
@@ -182,18 +296,22 @@ impl Sources {
     /// Drops what a history can do without: first the details of the request, then the middle of
     /// the lines and events. Returns false if nothing is left to drop.
     pub fn shorten(&mut self) -> bool {
-        if let Some(Line::Created(created)) = self.lines.first_mut() {
-            let command = vec![cut(&command_of(created), TEXT_CHARS_MAX + 1).into()];
-            let short = Spec {
-                tenant: created.spec.tenant.clone(),
-                name: created.spec.name.clone(),
-                ..Spec::of(command)
-            };
-            if created.spec != short {
-                created.spec = short;
+        let mut is_shorter = false;
+        for line in &mut self.lines {
+            let spec = if let Line::Created(created) = line {
                 created.cgroup_roots.clear();
-                return true;
-            }
+                &mut created.spec
+            } else if let Line::Claimed(claimed) = line {
+                &mut claimed.spec
+            } else {
+                continue;
+            };
+            let short = in_short(spec);
+            is_shorter |= *spec != short;
+            *spec = short;
+        }
+        if is_shorter {
+            return true;
         }
         let lines = drop_middle(&mut self.lines);
         self.dropped = self.dropped.saturating_add(lines);
@@ -213,17 +331,82 @@ impl Sources {
     /// How the box ended, if it has: as its record, its keeper or the tare process that killed it
     /// wrote. The keeper of a removed box without such a line was lost.
     pub fn end(&self) -> Option<End> {
-        let find = |end: fn(&Line) -> Option<End>| self.lines.iter().find_map(end);
-        let written = find(|line| if let Line::Ended(it) = line { Some(it.end) } else { None });
-        let killed = find(|line| {
+        let successful = self.run.as_ref().map(|_| End::of_command(0));
+        let written = self.ended_line().map(|it| it.end);
+        let killed = self.lines.iter().find_map(|line| {
             if let Line::Ending(it) = line { Some(End::killed(it.why.cause())) } else { None }
         });
         let lost = self.removal.map(|removal| {
-            let is_abandoned = removal.why == Reason::Abandoned;
-            End::killed(if is_abandoned { Cause::ClientGone } else { Cause::KeeperLost })
+            End::killed(match removal.why {
+                Reason::Abandoned | Reason::Rebooted => removal.why.cause(),
+                Reason::ByCreator
+                | Reason::Stopped
+                | Reason::Requested
+                | Reason::Overdue
+                | Reason::Expired
+                | Reason::RemoveAfterEnd => Cause::KeeperLost,
+            })
         });
-        let end = written.or(self.ended.map(|it| it.end)).or(killed).or(lost)?;
-        Some(end.with_oom(end.oom || self.oom))
+        let by_keeper = self.ended.map(|it| it.end);
+        let end = successful.or(written).or(by_keeper).or(killed).or(lost)?;
+        let mut pressure = self.evidence().map(Evidence::pressure).unwrap_or_default();
+        let is_full = |event: &Event| event.what == BoxEvent::ScratchFull;
+        pressure.scratch_full |= self.events.iter().any(is_full);
+        Some(end.under(pressure))
+    }
+}
+
+impl Sources {
+    fn requests(&self) -> impl DoubleEndedIterator<Item = &RequestLine> {
+        self.lines.iter().filter_map(|line| {
+            if let Line::Requested(request) = line { Some(request) } else { None }
+        })
+    }
+
+    /// Returns who asked for what the keeper wrote down.
+    fn requester(&self, what: &BoxEvent) -> Option<&Actor> {
+        let act = act_of(what)?;
+        self.requests().rev().find(|request| request.act == act).map(|request| &request.by)
+    }
+
+    /// Returns who asked for the removal.
+    fn remover(&self) -> Option<&Actor> {
+        let removal = self.removal.filter(|removal| removal.why == Reason::Requested)?;
+        let mut requests = self.requests().rev();
+        let is_removal = |it: &&RequestLine| it.act == Act::Remove && it.at_ns <= removal.at_ns;
+        requests.find(is_removal).map(|request| &request.by)
+    }
+
+    /// Returns whether another step says what was requested: the keeper wrote it down, or the
+    /// process that acted did.
+    fn shows_otherwise(&self, request: &RequestLine) -> bool {
+        match request.act {
+            Act::Stop | Act::Signal(_) => {
+                self.events.iter().any(|event| act_of(&event.what) == Some(request.act))
+            }
+            Act::Kill | Act::Remove => {
+                self.removal.is_some()
+                    || self.lines.iter().any(|line| matches!(line, Line::Ending(_)))
+            }
+        }
+    }
+}
+
+/// The act that a keeper wrote down.
+fn act_of(what: &BoxEvent) -> Option<Act> {
+    if let BoxEvent::Signalled { signal } = what {
+        Some(Act::Signal(*signal))
+    } else if let BoxEvent::StopRequested { .. } = what {
+        Some(Act::Stop)
+    } else {
+        None
+    }
+}
+
+impl RunLine {
+    fn ended_at(&self) -> Timestamp {
+        let after = self.ended_ns.saturating_sub(self.created_ns);
+        self.created_at.after(Duration::from_nanos(after))
     }
 }
 
@@ -241,20 +424,27 @@ fn drop_middle<T>(list: &mut Vec<T>) -> u64 {
 
 /// Returns the history that the sources describe, up to `now`.
 pub fn history(sources: &Sources, now: Now) -> History {
-    let removed = sources.removal.map(|removal| Now { at: removal.at, ns: removal.at_ns });
+    let of_run = sources.run.as_ref().map(|run| Now { at: run.ended_at(), ns: run.ended_ns });
+    let removal = sources.removal.map(|removal| Now { at: removal.at, ns: removal.at_ns });
+    let removed = of_run.or(removal);
     let now = removed.unwrap_or(now);
     let mut steps = Steps { beginning: beginning(sources, now), now, list: Vec::new() };
     // First, because it comes before an end of the same time.
-    let is_noted = |line: &Line| matches!(line, Line::Ended(ended) if ended.end.oom);
-    if sources.oom || sources.lines.iter().any(is_noted) {
+    let evidence = sources.evidence();
+    if sources.end().is_some_and(|end| end.oom) || evidence.is_some_and(|it| it.pressure().oom) {
         // The kernel counts these kills and does not date them: they were before the end.
-        steps.add(sources.end_ns().unwrap_or(now.ns), StepKind::Oom, text::OOM.to_owned());
+        steps.add(sources.end_ns().unwrap_or(now.ns), StepKind::Oom, text::oom(evidence));
+    }
+    if let Some(run) = &sources.run {
+        steps.add(run.created_ns, StepKind::Created, text::created(&run.command));
+        let (kind, text) = text::box_ended(End::of_command(0));
+        steps.add(run.ended_ns, kind, text).ended(End::of_command(0));
     }
     for line in &sources.lines {
         add_line(&mut steps, line, sources);
     }
     for event in &sources.events {
-        add_event(&mut steps, event);
+        add_event(&mut steps, event, sources);
     }
     if let Some(Ended { end, at_us, .. }) = sources.ended {
         let (kind, text) = text::box_ended(end);
@@ -263,7 +453,7 @@ pub fn history(sources: &Sources, now: Now) -> History {
     let created_at = steps.beginning.at;
     let mut list = steps.in_order();
     if let Some(removal) = &sources.removal {
-        list.extend(removal_steps(removal, created_at));
+        list.extend(removal_steps(removal, created_at, sources.remover()));
     }
     let excess = list.len().saturating_sub(STEPS_MAX);
     if excess > 0 {
@@ -273,7 +463,7 @@ pub fn history(sources: &Sources, now: Now) -> History {
         id: sources.id.clone(),
         names: sources.names().map(str::to_owned).collect(),
         created_at,
-        cause: sources.end().map(|end| end.cause),
+        end: sources.end(),
         steps: list,
         forgotten: overwritten(&sources.events)
             .saturating_add(sources.dropped)
@@ -330,9 +520,9 @@ fn step(at: Timestamp, created_at: Timestamp, event: StepKind, text: &str) -> St
 
 /// When the box was created. If the record does not say it, this is the first time that is known.
 fn beginning(sources: &Sources, now: Now) -> Now {
-    let created = sources.lines.iter().find_map(Line::created);
-    let created = created.map(|it| Now { at: it.created_at, ns: it.created_ns });
-    created.unwrap_or_else(|| {
+    let created = sources.created().map(|it| Now { at: it.created_at, ns: it.created_ns });
+    let of_run = sources.run.as_ref().map(|it| Now { at: it.created_at, ns: it.created_ns });
+    created.or(of_run).unwrap_or_else(|| {
         let lines = sources.lines.iter().map(Line::at_ns);
         let ns = lines.chain(sources.events.iter().map(event_ns)).min();
         let ns = ns.unwrap_or(now.ns).min(now.ns);
@@ -342,15 +532,20 @@ fn beginning(sources: &Sources, now: Now) -> Now {
 
 fn add_line(steps: &mut Steps, line: &Line, sources: &Sources) {
     let (kind, text) = match line {
-        Line::Created(created) => (StepKind::Created, text::created(&command_of(created))),
+        Line::Created(created) => (StepKind::Created, text::created(&program_of(created))),
         Line::Keeper(keeper) => (StepKind::Go, text::go(keeper.pid)),
         Line::Renamed { name, .. } => (StepKind::Renamed, format!("renamed to {name}")),
         Line::Updated(update) => (StepKind::Updated, text::updated(update)),
         Line::Stuck(stuck) => (StepKind::Stuck, format!("could not be ended: {stuck}")),
-        Line::Ending(it) => (StepKind::Killed, text::killed_by_tare(it.why, it.pid)),
+        Line::Ending(it) => {
+            let by = sources.end().and_then(|end| sources.asked_for(end));
+            (StepKind::Killed, text::killed_by_tare(it.why, it.pid, by))
+        }
         Line::Ended(ended) => return add_end(steps, ended, sources),
         Line::Warm { pool, .. } => (StepKind::Warm, format!("waits in the pool {pool}")),
         Line::Claimed(_) => (StepKind::Claimed, "claimed by a request".to_owned()),
+        Line::Requested(request) if sources.shows_otherwise(request) => return,
+        Line::Requested(request) => (StepKind::Requested, text::requested(request)),
         // A removal has its own steps, and a receipt says what the box held.
         Line::Removing { .. } | Line::Held(_) => return,
     };
@@ -361,14 +556,27 @@ fn add_line(steps: &mut Steps, line: &Line, sources: &Sources) {
 fn add_end(steps: &mut Steps, ended: &EndedLine, sources: &Sources) {
     let is_kill = |line: &Line| matches!(line, Line::Ending(_));
     if sources.ended.is_none() && !sources.lines.iter().any(is_kill) {
-        let text = text::lost(ended.after, ended.at);
-        steps.add(ended.at_ns, StepKind::Lost, text).ended(ended.end);
+        let (kind, text) = match (ended.end.cause, &ended.failure) {
+            (Cause::StartFailed, failure) => {
+                let why = failure.as_deref().unwrap_or("its command did not start");
+                (StepKind::StartFailed, format!("could not be started: {why}"))
+            }
+            (Cause::KeeperLost, _) => (StepKind::Lost, text::lost(ended.after, ended.at)),
+            // The whole box was killed, the keeper too.
+            (Cause::Memory, _) if sources.created().is_some_and(|it| it.detached.is_some()) => {
+                (StepKind::Lost, text::lost(ended.after, ended.at))
+            }
+            (_, _) => text::box_ended(ended.end),
+        };
+        steps.add(ended.at_ns, kind, text).ended(ended.end);
     }
-    steps.add(ended.at_ns, StepKind::Emptied, text::emptied(ended.emptied_ms));
+    if ended.failure.is_none() {
+        steps.add(ended.at_ns, StepKind::Emptied, text::emptied(ended.emptied_ms));
+    }
 }
 
-fn add_event(steps: &mut Steps, event: &Event) {
-    let (kind, text) = text::event(&event.what);
+fn add_event(steps: &mut Steps, event: &Event, sources: &Sources) {
+    let (kind, text) = text::event(&event.what, sources.requester(&event.what));
     let step = steps.add(event_ns(event), kind, text);
     match &event.what {
         BoxEvent::ExecStarted { process, .. }
@@ -389,16 +597,21 @@ fn add_event(steps: &mut Steps, event: &Event) {
         | BoxEvent::Signalled { .. }
         | BoxEvent::Paused
         | BoxEvent::Resumed
+        | BoxEvent::ScratchFull
         | BoxEvent::Ended { .. } => {}
     }
 }
 
 /// The steps of a removal are dated by the wall clock: the host may have been started again.
-fn removal_steps(removal: &Removal, created_at: Timestamp) -> impl Iterator<Item = Step> {
+fn removal_steps(
+    removal: &Removal,
+    created_at: Timestamp,
+    by: Option<&Actor>,
+) -> impl Iterator<Item = Step> {
     let abandoned = (removal.why == Reason::Abandoned)
         .then(|| (StepKind::Abandoned, text::ABANDONED.to_owned()));
     let emptied = removal.emptied_ms.map(|ms| (StepKind::Emptied, text::emptied(ms)));
-    let removed = (StepKind::Removed, text::removed(removal.why, removal.pid));
+    let removed = (StepKind::Removed, text::removed(removal.why, removal.pid, by));
     let steps = abandoned.into_iter().chain(emptied).chain([removed]);
     steps.map(move |(kind, text)| step(removal.at, created_at, kind, &text))
 }
@@ -416,6 +629,28 @@ fn overwritten(events: &[Event]) -> u64 {
 fn command_of(created: &Created) -> String {
     let words = created.spec.command.iter().map(|word| word.to_string_lossy());
     Vec::from_iter(words).join(" ")
+}
+
+/// What a history needs of a spec.
+fn in_short(spec: &Spec) -> Spec {
+    let words = spec.command.iter().map(|word| word.to_string_lossy());
+    let command = Vec::from_iter(words).join(" ");
+    let command = vec![cut(&command, TEXT_CHARS_MAX + 1).into()];
+    let label = spec.labels.get_key_value(RUN_LABEL);
+    Spec {
+        tenant: spec.tenant.clone(),
+        name: spec.name.clone(),
+        limits: spec.limits.clone(),
+        timeout: spec.timeout,
+        labels: label.map(|(key, value)| (key.clone(), value.clone())).into_iter().collect(),
+        ..Spec::of(command)
+    }
+}
+
+/// The command, or the label of a run whose box has none.
+fn program_of(created: &Created) -> String {
+    let label = created.spec.labels.get(RUN_LABEL);
+    label.cloned().unwrap_or_else(|| command_of(created))
 }
 
 fn harmless(text: &str) -> String {

@@ -51,15 +51,10 @@ fn ended(ms: u64, cause: &str) -> String {
 
 fn sources(lines: &[String], ended: Option<Ended>, events: Vec<Event>) -> Sources {
     Sources {
-        id: BoxId::parse(ID).unwrap(),
         lines: parse(&lines.join("\n")).collect(),
         events,
         ended,
-        detached: false,
-        oom: false,
-        removal: None,
-        dropped: 0,
-        receipt: None,
+        ..Sources::none(&BoxId::parse(ID).unwrap())
     }
 }
 
@@ -108,7 +103,7 @@ fn lines_and_events_are_one_story_in_the_order_of_their_times() {
     assert_eq!(steps, expected);
     assert_eq!(story.names, ["web", "b"]);
     assert_eq!((story.steps[4].exit_code, story.steps[4].cause), (Some(1), Some(Cause::Exited)));
-    assert_eq!(story.cause, Some(Cause::Killed));
+    assert_eq!(story.end.map(|end| end.cause), Some(Cause::Killed));
     assert_eq!(story.steps[4].at, Timestamp::from_ms(1_000_040));
 }
 
@@ -126,7 +121,8 @@ fn the_end_of_a_box_is_dated_by_its_keeper() {
     for lines in [vec![created("true")], vec![created("true"), ended(9, "exited")]] {
         let story = told(&lines, Some(said), Vec::new());
         assert_eq!(kinds(&story)[..2], [StepKind::Created, StepKind::CommandEnded]);
-        assert_eq!((story.steps[1].after_ms, story.cause), (5, Some(Cause::Exited)));
+        let cause = story.end.map(|end| end.cause);
+        assert_eq!((story.steps[1].after_ms, cause), (5, Some(Cause::Exited)));
     }
 }
 
@@ -146,13 +142,15 @@ fn the_cause_of_an_end_is_read_from_the_best_source() {
         (vec![killed], None, Some(Reason::Abandoned), Some(Cause::Stopped)),
         (vec![], None, Some(Reason::Abandoned), Some(Cause::ClientGone)),
         (vec![], None, Some(Reason::RemoveAfterEnd), Some(Cause::KeeperLost)),
+        (vec![], None, Some(Reason::Rebooted), Some(Cause::HostRebooted)),
+        (vec![], Some(said), Some(Reason::Rebooted), Some(Cause::Timeout)),
     ] {
         let removal = why.and_then(removal);
         let sources = Sources { removal, ..sources(&lines, ended, Vec::new()) };
         assert_eq!(sources.end().map(|end| end.cause), expected);
     }
-    let oom =
-        Sources { oom: true, removal: removal(Reason::Expired), ..sources(&[], None, vec![]) };
+    let evidence = Some(Evidence { oom_kills: Some(1), ..Evidence::default() });
+    let oom = Sources { evidence, removal: removal(Reason::Expired), ..sources(&[], None, vec![]) };
     assert_eq!(oom.end().map(|end| end.cause), Some(Cause::Memory));
 }
 
@@ -218,4 +216,40 @@ fn sources_that_are_too_long_lose_their_middle() {
     assert_eq!(times, [0, 5, 10, 69]);
     assert_eq!(story.names, ["web", "b"]);
     assert_eq!(story.forgotten, 1 + 58);
+}
+
+#[test]
+fn a_request_is_named_where_its_act_is_shown_and_is_a_step_only_if_no_other_step_shows_it() {
+    let request = |act: &str, ms| {
+        let by = r#"{"server":{"pid":7}}"#;
+        format!(r#"{{"requested":{{"act":{act},"by":{by},"at_ns":{}}}}}"#, at(ms))
+    };
+    let lines = [
+        created("true"),
+        request("\"stop\"", 9),
+        request("{\"signal\":10}", 19),
+        ended(50, "stopped"),
+    ];
+    let events = vec![event(0, 10, BoxEvent::StopRequested { grace_ms: 1000 })];
+    let story = told(&lines, None, events);
+    let texts: Vec<&str> = story.steps.iter().map(|step| step.text.as_str()).collect();
+    assert_eq!(texts[1], "asked to stop by 'tare serve' (pid 7), with a grace of 1s");
+    assert_eq!(texts[2], "signal 10 (SIGUSR1) requested by 'tare serve' (pid 7)");
+}
+
+#[test]
+fn a_successful_run_is_one_short_line() {
+    let created: Created = match parse(&created(&"x".repeat(1000))).next() {
+        Some(Line::Created(created)) => *created,
+        other => panic!("{other:?}"),
+    };
+    let sources = Sources::of_success(&BoxId::parse(ID).unwrap(), &created);
+    let line = serde_json::to_string(&sources).unwrap();
+    assert!(line.len() < 300, "{}: {line}", line.len());
+    let read: Sources = serde_json::from_str(&line).unwrap();
+    assert_eq!(read.end(), Some(End::of_command(0)));
+    assert_eq!(read.names().collect::<Vec<_>>(), ["web"]);
+    assert!(read.had_name_until("web").is_some() && read.had_name_until("b").is_none());
+    let story = history(&read, now(10_000));
+    assert_eq!(kinds(&story), [StepKind::Created, StepKind::CommandEnded]);
 }

@@ -5,16 +5,29 @@ use std::time::Duration;
 use tare_control::journal::BoxEvent;
 use tare_control::{Cause, End};
 
+use crate::actor::Actor;
 use crate::history::steps::StepKind;
-use crate::record::lines::{Lease, Reason, UpdatedLine};
+use crate::record::lines::{Act, Evidence, Lease, Reason, RequestLine, UpdatedLine};
 use crate::spec::name::signal_name;
 use crate::spec::quantity;
 use crate::time::Timestamp;
 
 const LOST: &str =
     "its keeper ended without a report: killed by another process, or by the kernel for memory";
-pub const OOM: &str = "the kernel killed a process of the box for memory";
 pub const ABANDONED: &str = "its creator had ended before it detached the box";
+
+/// The kernel counts the processes that it killed for memory, and its log may name them.
+pub fn oom(evidence: Option<&Evidence>) -> String {
+    let kills = evidence.and_then(|it| it.oom_kills).unwrap_or(1);
+    let which = match evidence.map(|it| it.oom_killed.join(", ")) {
+        Some(names) if !names.is_empty() => format!(" ({names})"),
+        Some(_) | None => String::new(),
+    };
+    match kills {
+        1 => format!("the kernel killed a process of the box for memory{which}"),
+        kills => format!("the kernel killed {kills} processes of the box for memory{which}"),
+    }
+}
 
 /// The kernel does not record when a process ended.
 pub fn lost(after: Option<Timestamp>, before: Timestamp) -> String {
@@ -40,7 +53,10 @@ pub fn emptied(ms: u64) -> String {
     format!("all processes gone after {ms} ms")
 }
 
-pub fn removed(why: Reason, pid: u32) -> String {
+pub fn removed(why: Reason, pid: u32, by: Option<&Actor>) -> String {
+    if let Some(by) = by {
+        return format!("removed by {by}");
+    }
     let why = match why {
         // The grace is why tare kills a box. A box that obeyed was not killed.
         Reason::Stopped => "it had been stopped, and was not to be kept",
@@ -55,8 +71,25 @@ pub fn removed(why: Reason, pid: u32) -> String {
     format!("removed by tare (pid {pid}): {why}")
 }
 
-pub fn killed_by_tare(why: Reason, pid: u32) -> String {
-    format!("killed by tare (pid {pid}): {}", reason(why))
+pub fn killed_by_tare(why: Reason, pid: u32, by: Option<&Actor>) -> String {
+    match (why, by) {
+        (Reason::Requested, Some(by)) => format!("killed by {by}"),
+        (Reason::Stopped, Some(by)) => {
+            format!("killed by tare (pid {pid}): {}; stopped by {by}", reason(why))
+        }
+        (_, _) => format!("killed by tare (pid {pid}): {}", reason(why)),
+    }
+}
+
+/// A request that no other step shows.
+pub fn requested(request: &RequestLine) -> String {
+    let what = match request.act {
+        Act::Stop => "stop".to_owned(),
+        Act::Kill => "kill".to_owned(),
+        Act::Remove => "removal".to_owned(),
+        Act::Signal(signal) => named(signal),
+    };
+    format!("{what} requested by {}", request.by)
 }
 
 fn reason(why: Reason) -> &'static str {
@@ -87,7 +120,7 @@ pub fn updated(update: &UpdatedLine) -> String {
 /// Returns the kind and the text of the end of a box, as its keeper wrote it.
 pub fn box_ended(end: End) -> (StepKind, String) {
     match why_killed(end) {
-        Some(why) => (StepKind::Killed, format!("killed by its keeper: {why}")),
+        Some(why) => (StepKind::Killed, format!("killed by tare: {why}")),
         None => (StepKind::CommandEnded, format!("its command {}", result(end))),
     }
 }
@@ -107,6 +140,7 @@ fn why_killed(end: End) -> Option<&'static str> {
         Cause::Lease => Some("its lease passed"),
         Cause::OutputLimit => Some("its output passed the limit"),
         Cause::ClientGone => Some("its client was gone"),
+        Cause::ServerStopping => Some("the server shut down"),
         Cause::Stopped if end.signal() == Some(SIGKILL) => {
             Some("it had not stopped within its grace")
         }
@@ -115,16 +149,18 @@ fn why_killed(end: End) -> Option<&'static str> {
         | Cause::Memory
         | Cause::Stopped
         | Cause::Killed
-        | Cause::ServerStopping
         | Cause::KeeperLost
-        | Cause::StartFailed => None,
+        | Cause::StartFailed
+        | Cause::Pids
+        | Cause::ScratchFull
+        | Cause::HostRebooted => None,
     }
 }
 
 const SIGKILL: i32 = 9;
 
 /// The exit code or the signal of a command.
-fn result(end: End) -> String {
+pub fn result(end: End) -> String {
     match (end.signal(), shells_signal(end.code())) {
         (Some(signal), _) => format!("was killed by {}", named(signal)),
         (None, Some(signal)) => {
@@ -144,12 +180,13 @@ fn shells_signal(code: u8) -> Option<i32> {
 
 const SIGNAL_NAMED_MAX: i32 = 31;
 
-fn named(signal: i32) -> String {
+pub fn named(signal: i32) -> String {
     format!("signal {signal} ({})", signal_name(signal))
 }
 
 /// Returns the kind and the text of an event.
-pub fn event(what: &BoxEvent) -> (StepKind, String) {
+pub fn event(what: &BoxEvent, by: Option<&Actor>) -> (StepKind, String) {
+    let by = by.map(|by| format!(" by {by}")).unwrap_or_default();
     match what {
         BoxEvent::Started => (StepKind::Started, "its command runs".into()),
         BoxEvent::Detached => (StepKind::Detached, "detached".into()),
@@ -172,13 +209,16 @@ pub fn event(what: &BoxEvent) -> (StepKind, String) {
         }
         BoxEvent::StopRequested { grace_ms } => {
             let grace = quantity::show_duration(Duration::from_millis(u64::from(*grace_ms)));
-            (StepKind::StopAsked, format!("asked to stop, with a grace of {grace}"))
+            (StepKind::StopAsked, format!("asked to stop{by}, with a grace of {grace}"))
         }
         BoxEvent::Signalled { signal } => {
-            (StepKind::Signalled, format!("{} sent to its command", named(*signal)))
+            (StepKind::Signalled, format!("{} sent to its command{by}", named(*signal)))
         }
         BoxEvent::Paused => (StepKind::Paused, "paused".into()),
         BoxEvent::Resumed => (StepKind::Resumed, "resumed".into()),
+        BoxEvent::ScratchFull => {
+            (StepKind::ScratchFull, "its scratch space was full when its command had ended".into())
+        }
         BoxEvent::Ended { wait_status, cause, .. } => box_ended(end(*wait_status, *cause)),
     }
 }

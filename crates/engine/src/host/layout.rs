@@ -7,6 +7,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::actor::Actor;
 use crate::host::cgroups::{CgroupParent, CgroupRoots};
 use crate::host::tag::{Tag, TaggedId};
 use crate::host::{Host, read};
@@ -21,6 +22,8 @@ pub struct StateRoot {
     /// The cgroup that the user chose for new boxes; `None`: the root of each hierarchy.
     pub cgroup_parent: Option<CgroupParent>,
     pub on_reclaimed: OnReclaimed,
+    /// This process, for the records of the boxes that it makes.
+    pub creator: Actor,
 }
 
 /// Whether this process may change boxes.
@@ -140,8 +143,8 @@ impl Layout {
     }
 
     /// The histories of removed boxes.
-    pub fn history(&self) -> PathBuf {
-        self.root.join("history")
+    pub fn histories(&self) -> PathBuf {
+        self.root.join("histories")
     }
 
     /// The files that `tare serve` keeps for its clients, if no other directory is configured.

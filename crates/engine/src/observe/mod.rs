@@ -21,7 +21,7 @@ use crate::host::layout::BoxAt;
 use crate::observe::identity::{KeeperState, Proof};
 use crate::record::Record;
 use crate::record::damage::{CONTRADICTED, Damage, INCOMPLETE};
-use crate::record::lines::EndedLine;
+use crate::record::lines::{EndedLine, EndingLine, Reason};
 use crate::spec::Spec;
 
 /// What record and kernel say about one box.
@@ -158,13 +158,13 @@ impl Observation {
 
     /// How a box ended that no command has cleaned up yet. Its cgroups still exist and count.
     fn unwritten_end(&self, at: BoxAt<'_>) -> EndedLine {
-        let created = self.record.lines.created.as_ref();
-        let roots = created.map_or(&[][..], |created| &created.cgroup_roots);
-        let oom = cgroup::oom_kills(roots, at.tagged_id()) > 0;
-        let is_of_this_boot = created.is_some() && !self.is_of_earlier_boot;
+        let lines = &self.record.lines;
+        let is_of_this_boot = lines.created.is_some() && !self.is_of_earlier_boot;
         let last_sign = self.record.last_sign().filter(|_| is_of_this_boot);
-        let ending = self.record.lines.ending.as_ref();
-        EndedLine::of(&self.journal, ending, last_sign, oom, Duration::ZERO)
+        let rebooted = self.is_of_earlier_boot.then(|| EndingLine::now(Reason::Rebooted));
+        let killed = (lines.ending.as_ref().or(rebooted.as_ref()), &*lines.requests);
+        let evidence = cgroup::evidence(at, &self.record);
+        EndedLine::of(&self.journal, killed, last_sign, evidence, Duration::ZERO)
     }
 
     /// Waits for changes that the kernel is about to finish by itself, until this time at most: a

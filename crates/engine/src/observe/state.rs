@@ -295,9 +295,12 @@ mod tests {
     use crate::error::ErrorKind;
     use crate::observe::identity::{Keeper, Proof};
     use crate::record::Record;
-    use crate::record::lines::{EndedLine, EndingLine, KeeperLine, Lease, RecordLines, StuckLine};
+    use crate::record::lines::{
+        EndedLine, EndingLine, Evidence, KeeperLine, Lease, RecordLines, StuckLine,
+    };
     use crate::time::Timestamp;
     use tare_control::journal::Journal;
+    use tare_control::{Cause, End};
     use tare_kernel::process::Process;
 
     const NOW_NS: u64 = 1 << 40;
@@ -376,9 +379,9 @@ mod tests {
                 keeper: Some(identity(lease)),
                 stuck: self.stuck.then_some(stuck),
                 ending: self.ending.then(|| EndingLine::now(Reason::Overdue)),
-                ended: self
-                    .ended
-                    .then(|| EndedLine::of(&Journal::default(), None, None, false, Duration::ZERO)),
+                ended: self.ended.then(|| {
+                    EndedLine::seen(End::killed(Cause::KeeperLost), None, Evidence::default())
+                }),
                 removing: self.expired,
                 ..RecordLines::default()
             };

@@ -6,7 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::Serialize;
-pub use tare_control::{Cause, End};
+pub use tare_control::{Cause, End, Pressure};
 
 use crate::error::{Error, ErrorKind, Hint};
 use crate::spec::BoxId;

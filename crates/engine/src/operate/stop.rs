@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use tare_control::{Call, Cause, End};
 use tare_kernel::process::Process;
 
+use crate::actor::Actor;
 use crate::care::tend::{awake, observe_tended};
 use crate::care::{Effort, Goal, settle_with_receipt};
 use crate::error::{Context, Error, ErrorKind};
@@ -23,7 +24,7 @@ use crate::receipt::{self, Receipt};
 use crate::record::Record;
 use crate::record::damage::Damage;
 use crate::record::files::read_journal;
-use crate::record::lines::{Line, Reason};
+use crate::record::lines::{Act, Line, Reason};
 use crate::session::link;
 use crate::spec::BoxId;
 use crate::teardown::{Leave, await_death};
@@ -71,13 +72,16 @@ impl Stopping {
 }
 
 /// Passes a signal to the command of a box.
-pub fn signal(at: BoxAt<'_>, signal: i32) -> Result<(), Error> {
-    link::call_done(&awake(at)?, at.id, &Call::Signal(signal))
+pub fn signal(at: BoxAt<'_>, signal: i32, by: &Actor) -> Result<(), Error> {
+    let record = awake(at)?;
+    // Before the act. A full disk does not prevent it, here and below.
+    record.note_request(Act::Signal(signal), by).ok();
+    link::call_done(&record, at.id, &Call::Signal(signal))
 }
 
 /// Asks the command to stop, and does not wait for it. The box ends after the grace period, even
 /// without [`end_stop`].
-pub fn begin_stop(at: BoxAt<'_>, grace: Duration) -> Result<Stopping, Error> {
+pub fn begin_stop(at: BoxAt<'_>, grace: Duration, by: &Actor) -> Result<Stopping, Error> {
     let stopping = |keeper| Stopping {
         id: at.id.clone(),
         keeper,
@@ -91,12 +95,15 @@ pub fn begin_stop(at: BoxAt<'_>, grace: Duration) -> Result<Stopping, Error> {
     observation.check(at.id, Request::Stop)?;
     match observation.state() {
         // There is no keeper to ask: teardown comes next.
-        State::Exited | State::Starting | State::Warm | State::Stuck => {
+        State::Exited => return Ok(stopping(None)),
+        State::Starting | State::Warm | State::Stuck => {
+            observation.record.note_request(Act::Stop, by).ok();
             return Ok(stopping(None));
         }
         State::Running | State::Paused | State::Stopping => {}
     }
     note_held(at, &observation);
+    observation.record.note_request(Act::Stop, by).ok();
     let grace_ns = u64::try_from(grace.as_nanos()).unwrap_or(u64::MAX);
     // Teardown kills a keeper that cannot be asked.
     let asked = link::call_done(&observation.record, at.id, &Call::Stop { grace_ns });
@@ -154,14 +161,21 @@ fn thaw(at: BoxAt<'_>, observation: &Observation) -> Result<(), Error> {
 }
 
 /// Kills the whole box.
-pub fn kill(at: BoxAt<'_>, within: Duration) -> Result<(), Error> {
-    observe_tended(at)?.check(at.id, Request::Kill)?;
+pub fn kill(at: BoxAt<'_>, by: &Actor, within: Duration) -> Result<(), Error> {
+    let observation = observe_tended(at)?;
+    observation.check(at.id, Request::Kill)?;
+    observation.record.note_request(Act::Kill, by).ok();
     end(at, (Leave::Record, Reason::Requested), within).map(drop)
 }
 
 /// Removes a box. A box that has not ended is removed only with `force`. Returns its receipt. `None`
 /// if the history does not have it: another process has removed the box, and could not write.
-pub fn remove(at: BoxAt<'_>, force: bool, within: Duration) -> Result<Option<Receipt>, Error> {
+pub fn remove(
+    at: BoxAt<'_>,
+    force: bool,
+    by: &Actor,
+    within: Duration,
+) -> Result<Option<Receipt>, Error> {
     if !force {
         let observation = match observe_tended(at) {
             // It ended and was removed after its id was looked up.
@@ -169,6 +183,10 @@ pub fn remove(at: BoxAt<'_>, force: bool, within: Duration) -> Result<Option<Rec
             observation => observation?,
         };
         observation.check(at.id, Request::Remove)?;
+    }
+    let boxes = state_root::boxes(at.root)?;
+    if let Ok(Some(record)) = Record::look(boxes.as_fd(), at.id) {
+        record.note_request(Act::Remove, by).ok();
     }
     let receipt = end(at, (Leave::Nothing, Reason::Requested), within)?;
     Ok(receipt.or_else(|| kept_receipt(at)))

@@ -12,7 +12,7 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with,
 };
 use tare_control::journal::{JOURNAL_BYTES, Journal};
-use tare_control::log::{self, FILE_NAMES};
+use tare_control::log::{self, FILE_NAMES, Reader, Stream};
 use tare_kernel::clock::boot_ns;
 use tare_kernel::fds::open_regular;
 use tare_kernel::step::step;
@@ -57,6 +57,22 @@ impl Record {
             Some(Timestamp::from_ms(seconds.saturating_mul(1000).saturating_add(ms)))
         });
         written.chain([created.created_at.after(after)]).max()
+    }
+
+    /// Returns the last bytes that the command wrote to stderr, as far as the log has them. `None` for
+    /// a box without a log.
+    pub fn last_stderr(&self, most: usize) -> Option<Vec<u8>> {
+        let open = |name| open_regular(self.directory.as_fd(), name, OFlags::RDONLY, Mode::empty());
+        let [first, second] = FILE_NAMES.map(|name| open(name).ok());
+        let mut log = Reader::new([first?, second?]);
+        let mut last = Vec::new();
+        while let Ok(Some(entry)) = log.next_entry() {
+            if entry.stream == Stream::Stderr {
+                last.extend_from_slice(log.bytes());
+                last.drain(..last.len().saturating_sub(most));
+            }
+        }
+        Some(last)
     }
 
     /// Opens the journal, to be read later; see [`read_journal`].

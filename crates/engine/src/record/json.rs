@@ -69,7 +69,7 @@ pub fn append(directory: BorrowedFd<'_>, line: &Line) -> io::Result<()> {
 
 /// Appends a line to a file: all of it, or nothing. Ends a line that a killed process left
 /// unfinished first.
-pub fn append_whole_line(file: &File, line: &[u8]) -> io::Result<()> {
+fn append_whole_line(file: &File, line: &[u8]) -> io::Result<()> {
     let end = file.metadata()?.len();
     let mut last = *b"\n";
     if let Some(at) = end.checked_sub(1) {

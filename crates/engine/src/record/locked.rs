@@ -18,6 +18,7 @@ use tare_kernel::locks::{LOCK_WITHIN, Lock, lock_within};
 use tare_kernel::step::step;
 use tare_kernel::tree;
 
+use crate::actor::Actor;
 use crate::error::{Context, Error, ErrorKind};
 use crate::host::layout::Layout;
 use crate::host::state_root::open_boxes;
@@ -82,7 +83,7 @@ impl LockedRecord {
     pub fn create(
         layout: &Layout,
         id: &BoxId,
-        (host, parents): (&Host, &CgroupRoots),
+        (host, parents, creator): (&Host, &CgroupRoots, &Actor),
         spec: &Spec,
         detached: Option<&DetachOptions>,
     ) -> Result<Self, Error> {
@@ -100,6 +101,7 @@ impl LockedRecord {
             cgroup_roots: parents.all().into_iter().map(Path::to_owned).collect(),
             spec: spec.clone(),
             detached: detached.cloned(),
+            creator: Some(creator.clone()),
         };
         match record.add(Line::Created(Box::new(created))).context(doing) {
             Ok(()) => Ok(record),

@@ -26,13 +26,13 @@ use tare_control::log::FILE_NAMES;
 use tare_kernel::fds::open_directory;
 use tare_kernel::step::step;
 
+use crate::actor::Actor;
 use crate::record::damage::Damage;
 use crate::record::files::{CONTROL, JOURNAL};
 use crate::record::json::RECORD_FILE;
-use crate::record::lines::{EndingLine, HeldLine, Line, Reason, RecordLines};
+use crate::record::lines::{Act, EndingLine, HeldLine, Line, Reason, RecordLines, RequestLine};
 use crate::spec::{BoxId, Isolation};
 
-pub use json::append_whole_line;
 pub use locked::{LockedRecord, remove};
 
 /// A record as it was when it was read.
@@ -44,6 +44,9 @@ pub struct Record {
     /// Why the lines cannot be trusted, if they cannot.
     pub damage: Option<Damage>,
 }
+
+/// How many requests a record keeps with their times.
+const REQUESTS_MAX: usize = 64;
 
 const PRIVATE: Mode = Mode::from_raw_mode(0o600);
 
@@ -132,10 +135,24 @@ impl Record {
         json::append(self.directory.as_fd(), &Line::Ending(EndingLine::now(why)))
     }
 
-    /// Reads again why tare killed the box, if it did, and what the box held.
-    pub fn kill_noted(&self) -> Option<(Reason, HeldLine)> {
-        let lines = json::read(self.directory.as_fd()).ok()?;
-        Some((lines.ending?.why, lines.held.unwrap_or_default()))
+    /// Records who asks for an act on the box. Like a kill, this needs no lock: a line is appended as
+    /// a whole. A record that cannot be trusted stays as it is. A user may send signals for years, so
+    /// of many requests each kind is recorded once.
+    pub fn note_request(&self, act: Act, by: &Actor) -> io::Result<()> {
+        if self.damage.is_some() || self.lines.created.is_none() {
+            return Ok(());
+        }
+        let requests = &self.lines.requests;
+        let is_known = requests.iter().any(|request| request.act == act);
+        if requests.len() >= REQUESTS_MAX && is_known {
+            return Ok(());
+        }
+        json::append(self.directory.as_fd(), &Line::Requested(RequestLine::now(act, by)))
+    }
+
+    /// Reads the lines again: another process may have recorded that it kills an attached box.
+    pub fn lines_now(&self) -> RecordLines {
+        json::read(self.directory.as_fd()).unwrap_or_default()
     }
 
     fn has(&self, name: &str) -> bool {

@@ -10,7 +10,7 @@ use tare_control::{Call, Exec, ExecStreams, Identity, Program, TerminalPlan};
 
 use crate::care::tend::awake;
 use crate::error::{Context, Error, Hint};
-use crate::holdings::cgroup::{self, OomWatch};
+use crate::holdings::cgroup::{self, LimitWatch};
 use crate::host::layout::BoxAt;
 use crate::record::Record;
 use crate::session::Session;
@@ -102,13 +102,13 @@ fn exec_recorded(
     stdin: Stdin,
 ) -> Result<Session, Error> {
     let deadline_ns = spec.timeout.map(from_now);
-    let oom = OomWatch::new(&cgroup::roots_of(at, record), at.tagged_id());
+    let limits = LimitWatch::new(&cgroup::roots_of(at, record), at.tagged_id());
     let (link, stdio) = start(record, at.id, spec.request(), spec.user, stdin)?;
     link.await_answer(at.id)?;
     let streams = stdio.map(|stdio| stdio.ours).unwrap_or_default();
     Ok(Session::new(at.id.clone(), link.channel, streams, deadline_ns)
         .of_command(spec.command.first().cloned(), spec.workdir.clone())
-        .watching_memory(oom))
+        .watching(limits))
 }
 
 /// Asks the keeper to start a process. `user` is its user, if not that of the box's command. Returns

@@ -32,12 +32,14 @@ use tare_kernel::fds::open_null;
 use tare_kernel::process::Process;
 use tare_kernel::spawn::Child;
 
+use crate::actor::Actor;
 use crate::error::{Context, Error, Hint};
-use crate::holdings::cgroup::{CgroupHolding, OomWatch};
+use crate::history::{self, shown_stderr};
+use crate::holdings::cgroup::{self, CgroupHolding, LimitWatch};
 use crate::host::layout::StateRoot;
 use crate::receipt::{self, Receipt};
 use crate::record::LockedRecord;
-use crate::record::lines::{ClaimedLine, HeldLine, Line, Reason};
+use crate::record::lines::{ClaimedLine, EndedLine, Evidence, HeldLine, Line, Reason, asked_for};
 use crate::session::failure::Subject;
 use crate::session::stdio::Streams;
 use crate::spec::{BoxId, Spec};
@@ -74,10 +76,40 @@ pub struct Session {
     over: bool,
     /// How the process ended, as far as this session knows.
     end: Option<End>,
+    observed: Box<Observed>,
     /// Set for an exec. A run has the cgroups of its box.
-    oom: Option<OomWatch>,
+    limits: Option<Box<LimitWatch>>,
     /// `None` for an exec: the box belongs to another process.
     owned: Option<Box<OwnedBox>>,
+}
+
+/// What a session and its owner learn about the end of the process, beside the end itself. In a box of
+/// its own, because most sessions learn little.
+#[derive(Debug, Default)]
+struct Observed {
+    /// Why the process could not be started.
+    failure: Option<String>,
+    /// The last signal that this session passed on.
+    passed_signal: Option<i32>,
+    /// The keeper reported that the scratch space was full.
+    scratch_full: bool,
+    /// What the owner of a run adds.
+    conclusion: Conclusion,
+    /// The end with the kernel's evidence, when the box is being torn down.
+    ended: Option<EndedLine>,
+}
+
+/// What the owner of a run knows about its end, and the keeper of its box does not.
+#[derive(Debug, Default)]
+pub struct Conclusion {
+    /// How the command ended, if it was an exec.
+    pub end: Option<End>,
+    /// The keeper reported it for that exec.
+    pub scratch_full: bool,
+    pub timeout: Option<Duration>,
+    pub output_bytes_max: Option<u64>,
+    /// The last part of what the command wrote to stderr.
+    pub stderr: Vec<u8>,
 }
 
 /// The box of a run.
@@ -128,7 +160,8 @@ impl Session {
             deadline_ns,
             over: false,
             end: None,
-            oom: None,
+            observed: Box::default(),
+            limits: None,
             owned: None,
         }
     }
@@ -143,9 +176,9 @@ impl Session {
         Self { owned: Some(Box::new(owned)), ..self }
     }
 
-    /// Notices kills at the memory limit of the box.
-    pub(crate) fn watching_memory(self, oom: OomWatch) -> Self {
-        Self { oom: Some(oom), ..self }
+    /// Notices limits that the box reaches.
+    pub(crate) fn watching(self, limits: LimitWatch) -> Self {
+        Self { limits: Some(Box::new(limits)), ..self }
     }
 
     /// Sets the deadline that the keeper enforces.
@@ -227,10 +260,14 @@ impl Session {
         }
         let event = match self.receive() {
             Received::Nothing => return None,
+            Received::Message(Report::ScratchFull) => {
+                self.observed.scratch_full = true;
+                return self.next_event();
+            }
             Received::Message(report) => self.event(report),
             Received::Closed => self.birth_failure().map_or_else(|| self.lost(), Event::Failed),
         };
-        match event {
+        match &event {
             Event::Started => {
                 // When its command has ended, the keeper and what ends with it are gone.
                 if let Some(owned) = &mut self.owned {
@@ -238,8 +275,10 @@ impl Session {
                 }
             }
             Event::Terminal(_) => {}
-            Event::Ended(end) => (self.over, self.end) = (true, self.end.or(Some(end))),
-            Event::Failed(_) => self.over = true,
+            Event::Ended(end) => (self.over, self.end) = (true, self.end.or(Some(*end))),
+            Event::Failed(error) => {
+                (self.over, self.observed.failure) = (true, Some(error.in_full()))
+            }
         }
         Some(event)
     }
@@ -295,9 +334,11 @@ impl Session {
                 Event::Failed(failure::launch(step, errno, subject))
             }
             Report::Refused(refusal) => Event::Failed(link::refused(&self.id, refusal)),
-            Report::Detached | Report::Done | Report::Usage(_) | Report::Input { .. } => {
-                self.lost()
-            }
+            Report::Detached
+            | Report::Done
+            | Report::Usage(_)
+            | Report::Input { .. }
+            | Report::ScratchFull => self.lost(),
         }
     }
 
@@ -305,9 +346,10 @@ impl Session {
     /// killed it, the record says why.
     fn lost(&mut self) -> Event {
         let killed = self.owned.as_mut().and_then(|owned| {
-            let (why, held) = owned.record.kill_noted()?;
+            let lines = owned.record.lines_now();
+            let why = lines.ending?.why;
             // The command that killed the box may want its receipt.
-            owned.receipt = WantedReceipt::Wanted(held);
+            owned.receipt = WantedReceipt::Wanted(lines.held.unwrap_or_default());
             Some(why.cause())
         });
         Event::Ended(End::killed(killed.unwrap_or(Cause::KeeperLost)))
@@ -328,6 +370,7 @@ impl Session {
 
     /// Sends a signal to the process.
     pub fn signal(&mut self, signal: i32) -> Result<(), Error> {
+        self.observed.passed_signal = Some(signal);
         self.channel
             .send(&Request::Signal(signal), REQUEST_BYTES_MAX, &[])
             .context(|| format!("cannot pass signal {signal} to box {}", self.id))
@@ -360,31 +403,112 @@ impl Session {
 
     /// Ends the session, and returns how its process ended. For a run, returns after the box was
     /// seen empty and is removed, with the receipt if one was wanted.
-    pub fn end(mut self) -> Result<(End, Option<Receipt>), Error> {
+    pub fn end(&mut self) -> Result<(End, Option<Receipt>), Error> {
         let end = self.try_end(OWN_WITHIN)?;
         Ok((end, self.take_receipt()))
     }
 
     /// Ends the session within this time. After an error it can be called again.
     pub fn try_end(&mut self, within: Duration) -> Result<End, Error> {
-        let end = self.seen_end();
+        let ended = match self.observed.ended.take() {
+            Some(ended) => ended,
+            None => self.observe_end(),
+        };
+        let ended = self.observed.ended.insert(ended);
         let Some(owned) = &mut self.owned else {
             self.channel.hang_up();
-            let oom = !end.is_success() && self.oom.as_ref().is_some_and(OomWatch::has_counted);
-            return Ok(end.with_oom(oom));
+            return Ok(ended.end);
         };
         drop(owned.reserve.take());
-        let oom = owned.cgroups.oom_kills() > 0;
         let held = match &owned.receipt {
             WantedReceipt::Wanted(held) => Some(held),
             WantedReceipt::No | WantedReceipt::Made(_) => None,
         };
-        let own = Own { child: &owned.keeper.process, claim: Some(&owned.claim), held };
-        let own = Some(own);
-        let order = Order { reason: Reason::ByCreator, leave: Leave::Nothing, within, own };
+        let own = Some(Own { child: &owned.keeper.process, claim: Some(&owned.claim), held });
+        let (reason, leave) = (Reason::ByCreator, Leave::Nothing);
+        let order = Order { reason, leave, within, own, ended: Some(ended) };
         let receipt = tear_down(owned.root.at(&self.id), &mut owned.record, order)?;
         owned.receipt = receipt.map_or(WantedReceipt::No, WantedReceipt::Made);
-        Ok(end.with_oom(oom))
+        Ok(ended.end)
+    }
+
+    /// Adds what the owner of a run knows about its end.
+    pub fn conclude(&mut self, conclusion: Conclusion) {
+        self.end = conclusion.end.or(self.end);
+        self.observed.scratch_full |= conclusion.scratch_full;
+        self.observed.conclusion = conclusion;
+    }
+
+    /// Returns whether the keeper reported that the scratch space was full at the end of the process.
+    pub fn saw_full_scratch(&self) -> bool {
+        self.observed.scratch_full
+    }
+
+    /// Returns the end with everything that is known about it, once the session is being ended.
+    pub fn ended(&self) -> Option<&EndedLine> {
+        self.observed.ended.as_ref()
+    }
+
+    /// Looks at what the kernel counted, before the cgroups are removed. A success costs no more than
+    /// the look at kills for memory.
+    fn observe_end(&self) -> EndedLine {
+        let end = self.seen_end();
+        let mut evidence = match &self.owned {
+            Some(owned) if end.is_success() && owned.cgroups.oom_kills() == 0 => {
+                Evidence { oom_kills: Some(0), ..Evidence::default() }
+            }
+            Some(owned) => cgroup::evidence(owned.root.at(&self.id), &owned.record),
+            None if end.is_success() => Evidence::default(),
+            None => {
+                let reached = self.limits.as_deref().map(LimitWatch::reached).unwrap_or_default();
+                Evidence {
+                    oom_kills: reached.oom.then_some(1),
+                    pids_refused: reached.pids.then_some(1),
+                    ..Evidence::default()
+                }
+            }
+        };
+        evidence.scratch_full = self.observed.scratch_full;
+        let end = end.under(evidence.pressure());
+        if let Some(owned) = self.owned.as_ref().filter(|_| !end.is_success()) {
+            let Conclusion { timeout, output_bytes_max, stderr, .. } = &self.observed.conclusion;
+            let ms = |it: Duration| u64::try_from(it.as_millis()).unwrap_or(u64::MAX);
+            (evidence.timeout_ms, evidence.output_limit_bytes) =
+                (timeout.map(ms), *output_bytes_max);
+            let keeps = history::settings(&owned.root).stderr;
+            evidence.stderr = shown_stderr(stderr).filter(|_| keeps);
+        }
+        EndedLine {
+            failure: self.observed.failure.clone(),
+            ..EndedLine::seen(end, self.by(end), evidence)
+        }
+    }
+
+    /// Returns who asked for the act that ended the box of this session in this way.
+    fn by(&self, end: End) -> Option<Actor> {
+        let owned = self.owned.as_ref().filter(|_| !end.is_success())?;
+        let passed =
+            self.observed.passed_signal.is_some_and(|signal| End::of_command(signal) == end);
+        if passed {
+            return Some(owned.root.creator.clone());
+        }
+        match end.cause {
+            Cause::Stopped | Cause::Killed | Cause::Signalled => {
+                asked_for(end, owned.record.lines_now().requests.iter()).cloned()
+            }
+            Cause::ServerStopping => Some(owned.root.creator.clone()),
+            Cause::Exited
+            | Cause::Timeout
+            | Cause::Lease
+            | Cause::Memory
+            | Cause::OutputLimit
+            | Cause::ClientGone
+            | Cause::KeeperLost
+            | Cause::StartFailed
+            | Cause::Pids
+            | Cause::ScratchFull
+            | Cause::HostRebooted => None,
+        }
     }
 
     /// Makes [`Self::try_end`] keep a receipt of a run's box. Call it before the command begins.

@@ -209,8 +209,24 @@ impl Execution {
                 }
             }
             // It has no tree, so nothing is left to kill.
-            Stage::Ending(report) if self.mark.is_none() => self.conclude(report.clone().as_ref()),
+            Stage::Ending(report) if self.mark.is_none() => {
+                let report = report.clone();
+                // A copy that failed closes its streams before it has exited, and its client hangs up
+                // at once. So the copy had ended by itself, unless the signal was faster.
+                if end.signal() != Some(SIGKILL) {
+                    self.end = Some(end);
+                }
+                self.conclude(report.as_ref());
+            }
             Stage::Ending(_) | Stage::Over => {}
+        }
+    }
+
+    /// Tells the client of a failed command that the scratch space is full. The box's own command has
+    /// the whole end of the box for that.
+    pub fn report_full_scratch(&self) {
+        if let (false, false, Some(client)) = (self.ends_box, self.is_copy, &self.channel) {
+            client.report(&Report::ScratchFull);
         }
     }
 

@@ -104,6 +104,11 @@ impl Supervisor {
         }
     }
 
+    /// Returns whether the box has scratch space of its own, and nothing more can be written to it.
+    pub fn is_scratch_full(&self) -> bool {
+        self.has_scratch && is_scratch_full()
+    }
+
     fn hand_over_input(&self, channel: &Channel) {
         match self.context.output.as_ref().and_then(|output| output.input()) {
             Some((fd, is_terminal)) => {
@@ -114,9 +119,20 @@ impl Supervisor {
     }
 }
 
+/// Every box has this directory on its scratch space. A volume can hide `/work` and `/tmp`.
+const ON_SCRATCH: &str = "/dev";
+
 /// Returns the used space of the tmpfs that holds everything writable.
 fn scratch_bytes() -> Option<u64> {
-    let space = rustix::fs::statfs("/work").ok()?;
+    let space = rustix::fs::statfs(ON_SCRATCH).ok()?;
     let used = space.f_blocks.saturating_sub(space.f_bfree);
     Some(used.saturating_mul(u64::try_from(space.f_bsize).ok()?))
+}
+
+/// Returns whether the scratch space has no free block, or no free inode.
+fn is_scratch_full() -> bool {
+    // A file system that does not count inodes has 0 of 0.
+    let is_full =
+        |space: rustix::fs::StatFs| space.f_bfree == 0 || (space.f_files > 0 && space.f_ffree == 0);
+    rustix::fs::statfs(ON_SCRATCH).is_ok_and(is_full)
 }

@@ -237,10 +237,11 @@ impl Supervisor {
     fn reap(&mut self) {
         drain(&self.child_signal);
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
-            let started = self.executions.iter_mut().find(|one| one.is(pid));
-            if let Some(execution) = started {
-                execution.ended(status);
+            let Some(index) = self.executions.iter().position(|one| one.is(pid)) else { continue };
+            if status.exit_status() != Some(0) && self.is_scratch_full() {
+                self.executions[index].report_full_scratch();
             }
+            self.executions[index].ended(status);
         }
     }
 

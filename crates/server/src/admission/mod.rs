@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tare_engine::spec::{Spec, Tenant};
-use tare_engine::{BoxId, Scope};
+use tare_engine::{Actor, BoxId, Scope};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::admission::bodies::Bodies;
@@ -39,6 +39,10 @@ pub struct Caller {
     /// The user of a client that serves several users with one key, such as LibreChat.
     pub user: Option<String>,
     pub request_id: String,
+    /// The address of the client. Empty outside of a request.
+    pub client: String,
+    /// The method and the path of the request.
+    pub route: String,
 }
 
 impl Caller {
@@ -54,6 +58,12 @@ impl Caller {
     /// A client that sees the boxes of one tenant.
     pub fn of(tenant: Tenant) -> Self {
         Self { tenant, ..Self::default() }
+    }
+
+    /// Who acts on a box, for its history.
+    pub fn actor(&self) -> Actor {
+        let key = self.tenant.key().map(str::to_owned);
+        Actor::Http { key, client: self.client.clone(), route: self.route.clone() }
     }
 
     /// `None` outside of a request, as in a test.

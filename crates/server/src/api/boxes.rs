@@ -15,6 +15,7 @@ use crate::config::Config;
 use crate::error::ServiceError;
 use crate::http::bounded::{List, Texts};
 use crate::http::extract::{JsonWithBytes, Query};
+use crate::http::hint;
 use crate::work::Service;
 use crate::work::boxes::BoxPage;
 use crate::work::create::CreateRequest;
@@ -229,6 +230,23 @@ pub async fn inspect(
     RequestedBox { service, caller, id }: RequestedBox,
 ) -> Result<axum::Json<Details>, ServiceError> {
     Ok(axum::Json(service.inspect(&caller, id).await?))
+}
+
+/// Why a box ended, and what happened to it
+///
+/// Works while the box exists, and after its removal for as long as its history is kept. As
+/// `tare explain --json` prints it.
+#[utoipa::path(
+    get,
+    path = "/v1/boxes/{id}/explain",
+    tag = "boxes",
+    params(BoxPath),
+    responses((status = 200, body = Object))
+)]
+pub async fn explain(
+    RequestedBox { service, caller, id }: RequestedBox,
+) -> Result<axum::Json<serde_json::Value>, ServiceError> {
+    Ok(axum::Json(service.explain(&caller, id).await?.to_json(hint::words)))
 }
 
 /// The resource use of a running box, and its limits

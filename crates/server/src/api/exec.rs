@@ -22,7 +22,7 @@ use crate::http::bounded::{List, Texts};
 use crate::http::extract::Json;
 use crate::http::frames::StreamFormat;
 use crate::http::text::Encoding;
-use crate::http::{Http, request_log};
+use crate::http::{Http, hint, request_log};
 use crate::work::exec::ProcessInput;
 use crate::work::languages::Program;
 use crate::work::outcome::RunOutput;
@@ -88,6 +88,8 @@ pub struct ExecResult {
     /// Why the process ended.
     #[schema(value_type = String)]
     pub cause: Cause,
+    /// Why the process ended, as a sentence.
+    pub sentence: String,
     /// That of a run includes the creation and the removal of its box.
     pub duration_ms: u64,
 }
@@ -229,8 +231,10 @@ impl TerminalSize {
 impl ExecResult {
     pub fn new<T>(output: RunOutput<T>, encoding: Encoding) -> Self {
         let duration_ms = output.duration_ms();
+        let sentence = output.sentence.with_advice(hint::words);
         let RunOutput { end, stdout, stderr, .. } = output;
         Self {
+            sentence,
             exit_code: end.code(),
             signal: end.signal(),
             cause: end.cause,

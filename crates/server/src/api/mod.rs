@@ -56,6 +56,7 @@ pub fn router(app: &AppState, others: Router<AppState>) -> Router {
         .routes(routes!(lifecycle::kill))
         .routes(routes!(boxes::stats))
         .routes(routes!(boxes::receipt))
+        .routes(routes!(boxes::explain))
         .routes(routes!(lifecycle::wait))
         .routes(routes!(exec::exec))
         .routes(routes!(terminal::open))

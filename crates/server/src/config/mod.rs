@@ -16,7 +16,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 use tare_engine::spec::quantity;
-use tare_engine::{Error, GaugeSettings, Thresholds};
+use tare_engine::{Error, GaugeSettings, Thresholds, history_bytes};
 
 use crate::config::boxes::{AllowedVolume, Boxes};
 use crate::config::files::FilesConfig;
@@ -47,6 +47,7 @@ pub struct Config {
     pub boxes: Boxes,
     /// Directories of the host that clients may use in boxes, by name.
     pub volumes: Vec<AllowedVolume>,
+    pub history: HistoryConfig,
     /// Overrides the built-in languages.
     pub languages: Languages,
     pub pool: PoolsConfig,
@@ -127,6 +128,25 @@ impl PromisedShares {
                 Err(Error::bad_request(message).with_hint("write a number from 0 to 1"))
             }
         }
+    }
+}
+
+/// What is kept of boxes that are gone. Both settings belong to the state root: without them, those
+/// of an earlier server stay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct HistoryConfig {
+    /// The size of all histories together.
+    pub bytes: Option<ByteSize>,
+    /// Whether a history contains the last part of stderr.
+    pub stderr: Option<bool>,
+}
+
+impl HistoryConfig {
+    fn check(self) -> Result<(), Error> {
+        self.bytes
+            .map_or(Ok(()), |ByteSize(bytes)| history_bytes(bytes).map(drop))
+            .map_err(|error| Error::bad_request("[history] bytes cannot be used").caused_by(error))
     }
 }
 
@@ -223,6 +243,7 @@ impl Config {
         self.gauges.thresholds()?;
         self.admission.check()?;
         self.metrics.check()?;
+        self.history.check()?;
         self.files.check()?;
         self.pool.check()?;
         self.check_keys()?;
@@ -363,7 +384,6 @@ fn in_a_line(text: &str, error: &toml::de::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::in_full;
 
     #[test]
     fn everything_has_a_default() {
@@ -425,7 +445,7 @@ mod tests {
     fn equal_gauge_levels_are_refused() {
         let config: Config = toml::from_str("[gauges]\nwarn = 90").expect("TOML");
         let refused = config.check().expect_err("warn is above alert");
-        assert!(!in_full(&refused).contains("margin"), "{}", in_full(&refused));
+        assert!(!refused.in_full().contains("margin"), "{}", refused.in_full());
         let config: Config = toml::from_str("[gauges]\nwarn = 50").expect("TOML");
         assert!(config.check().is_ok());
     }

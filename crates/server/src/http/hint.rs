@@ -22,6 +22,7 @@ pub fn words(hint: &Hint) -> String {
         Hint::CreateDetached(purpose) => return format!("make it with POST /v1/boxes {purpose}"),
         Hint::PassLargeDataOtherwise => "pass large data through stdin or in a file",
         Hint::KeepFiles => "with \"keep\": true, a box keeps its files after its end",
+        Hint::Raise(limit) => return format!("Raise {}.", field(*limit)),
         Hint::MoreScratch => "its scratch space has a size: limits.scratch_bytes",
         Hint::TooSmall(limits) => {
             let fields: Vec<&str> = limits.iter().copied().map(field).collect();
@@ -62,6 +63,8 @@ fn field(limit: LimitName) -> &'static str {
         LimitName::Cpus => "limits.cpus",
         LimitName::Scratch => "limits.scratch_bytes",
         LimitName::Output => "output_bytes",
+        LimitName::Timeout => "timeout_ms",
+        LimitName::Lease => "lease_ms",
     }
 }
 

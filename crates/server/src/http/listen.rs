@@ -234,15 +234,22 @@ async fn accept_all(listener: &Listener, seats: &mut Seats, router: &Router, htt
             Ok(Stream::Tcp(stream)) => {
                 // Small frames of a stream are sent as they come.
                 stream.set_nodelay(true).ok();
-                serve_connection(stream, router, http, seats.next().await);
+                let client = stream.peer_addr().map_or("unknown".to_owned(), |it| it.to_string());
+                serve_connection((stream, &client), router, http, seats.next().await);
             }
             Ok(Stream::Unix(stream)) => {
-                serve_connection(stream, router, http, seats.next().await);
+                let user = stream.peer_cred().map(|it| format!("uid {}", it.uid()));
+                let client = user.unwrap_or_else(|_| "unknown".to_owned());
+                serve_connection((stream, &client), router, http, seats.next().await);
             }
             Err(_) => tokio::time::sleep(ACCEPT_AGAIN).await,
         }
     }
 }
+
+/// The address of the client of a connection. In the extensions of its requests.
+#[derive(Debug, Clone)]
+pub struct ClientAddress(pub Arc<str>);
 
 enum Stream {
     Tcp(tokio::net::TcpStream),
@@ -257,11 +264,12 @@ async fn accept(listener: &Listener) -> io::Result<Stream> {
 }
 
 fn serve_connection<S: AsyncRead + AsyncWrite + AsFd + Unpin + Send + 'static>(
-    stream: S,
+    (stream, client): (S, &str),
     router: &Router,
     http: &Http,
     seat: Seat,
 ) {
+    let client = ClientAddress(client.into());
     let shutdown = http.shutdown.clone();
     let client_timeout = http.config().limits.client.0;
     let stream = WriteTimeout::new(stream, client_timeout);
@@ -271,6 +279,7 @@ fn serve_connection<S: AsyncRead + AsyncWrite + AsFd + Unpin + Send + 'static>(
     };
     let reserved = seat.reserved.clone();
     let service = router.clone().map_request(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(client.clone());
         if let Some(reserved) = &reserved {
             request.extensions_mut().insert(reserved.clone());
         }

@@ -7,7 +7,7 @@ pub mod download;
 pub mod error;
 pub mod extract;
 pub mod frames;
-mod hint;
+pub mod hint;
 pub mod listen;
 pub mod request_log;
 pub mod text;

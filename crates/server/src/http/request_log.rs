@@ -19,6 +19,7 @@ use crate::admission::bodies::{self, Charge};
 use crate::admission::streams::OpenStream;
 use crate::error::ServiceError;
 use crate::http::error::{self, ReportedError};
+use crate::http::listen::ClientAddress;
 use crate::http::{Http, listen};
 use crate::telemetry::LogEvent;
 use crate::workers::locked;
@@ -32,6 +33,10 @@ const CLIENT_GONE: u16 = 499;
 #[derive(Debug)]
 struct RequestContext {
     id: String,
+    /// The address of its client.
+    client: String,
+    /// Its method and path.
+    route: String,
     /// The name of the key that it came with.
     key: OnceLock<String>,
     held: Mutex<HeldByRequest>,
@@ -51,14 +56,15 @@ tokio::task_local! {
 
 /// The caller of the current request. The log of the request names its key from now on.
 pub fn of_request(caller: Caller) -> Caller {
-    let request_id = CURRENT.try_with(|current| {
+    let current = CURRENT.try_with(|current| {
         if let Some(key) = caller.tenant.key() {
             current.key.set(key.to_owned()).ok();
         }
-        current.id.clone()
+        (current.id.clone(), current.client.clone(), current.route.clone())
     });
     // Outside of a request, as in a test, there is no id.
-    Caller { request_id: request_id.unwrap_or_default(), ..caller }
+    let (request_id, client, route) = current.unwrap_or_default();
+    Caller { request_id, client, route, ..caller }
 }
 
 /// Returns an empty charge for the body of the current request.
@@ -208,9 +214,17 @@ impl RequestLog {
     fn begin(http: Http, request: &Request) -> Self {
         // Random, as the id of a box.
         let id = BoxId::random().to_string();
+        let client = request.extensions().get::<ClientAddress>();
+        let current = RequestContext {
+            id,
+            client: client.map_or_else(|| "unknown".to_owned(), |ClientAddress(it)| it.to_string()),
+            route: format!("{} {}", request.method(), request.uri().path()),
+            key: OnceLock::new(),
+            held: Mutex::default(),
+        };
         Self {
             http,
-            current: Arc::new(RequestContext { id, key: OnceLock::new(), held: Mutex::default() }),
+            current: Arc::new(current),
             method: request.method().clone(),
             path: request.uri().path().to_owned(),
             route: request.extensions().get().cloned(),

@@ -31,6 +31,9 @@ pub struct Answer {
     pub wall_time: u64,
     #[serde(skip_serializing_if = "Option::is_none", flatten)]
     pub runtime: Option<Runtime>,
+    /// What was added to stderr.
+    #[serde(skip)]
+    pub reason: Option<String>,
 }
 
 /// The files after an execution, and those that are missing. Clients ignore a field that has not
@@ -111,8 +114,13 @@ impl Answer {
     pub fn new<T>(output: RunOutput<T>, session_id: Id, collected: Collected) -> Self {
         let verdict = Verdict::of(&output);
         let mut stderr = Encoding::Utf8.whole(output.stderr.bytes);
-        if let Some(message) = &verdict.message {
-            add_reason(&mut stderr, message);
+        // LibreChat's own words come first, and then the sentence of tare. The advice is for operators.
+        let is_exit = output.end.cause == Cause::Exited;
+        let reason = verdict.message.clone().map(|message| {
+            if is_exit { message } else { format!("{message}. {}", output.sentence.text) }
+        });
+        if let Some(reason) = &reason {
+            add_reason(&mut stderr, reason);
         }
         Self {
             session_id,
@@ -125,6 +133,7 @@ impl Answer {
             wall_time: u64::try_from(output.duration.as_millis()).unwrap_or(u64::MAX),
             files: FilesAnswer::of(collected),
             runtime: None,
+            reason,
         }
     }
 
@@ -147,7 +156,7 @@ pub fn add_reason(stderr: &mut String, reason: &str) {
 
 /// Returns what the program itself wrote, without the line that [`add_reason`] added.
 pub fn without_reason(answer: &Answer) -> &str {
-    let reason = answer.message.as_ref().map(|reason| format!("\n[sandbox] {reason}\n"));
+    let reason = answer.reason.as_ref().map(|reason| format!("\n[sandbox] {reason}\n"));
     reason.and_then(|line| answer.stderr.strip_suffix(&*line)).unwrap_or(&answer.stderr)
 }
 
@@ -206,7 +215,11 @@ fn reason(cause: Cause, signal: Option<&str>) -> Option<String> {
         Cause::Lease => "The session has expired".to_owned(),
         Cause::Stopped | Cause::Killed => "The operator has ended the sandbox".to_owned(),
         Cause::ServerStopping | Cause::ClientGone => "The execution was interrupted".to_owned(),
-        Cause::KeeperLost | Cause::StartFailed => "The sandbox has ended unexpectedly".to_owned(),
+        Cause::Pids => "Too many processes".to_owned(),
+        Cause::ScratchFull => "No space left".to_owned(),
+        Cause::KeeperLost | Cause::StartFailed | Cause::HostRebooted => {
+            "The sandbox has ended unexpectedly".to_owned()
+        }
     };
     Some(reason)
 }
@@ -263,7 +276,7 @@ fn truncation(skipped: Skipped) -> Option<Truncation> {
 mod tests {
     use std::time::Duration;
 
-    use tare_engine::{BoxId, End};
+    use tare_engine::{BoxId, Circumstances, End, Pressure, Subject};
 
     use super::*;
     use crate::work::outcome::Captured;
@@ -279,6 +292,7 @@ mod tests {
             warm: Warm::Off,
             duration: Duration::from_millis(1),
             receipt: None,
+            sentence: Circumstances::of(end, Subject::Box).sentence(),
         };
         Answer::new(output, Id::random(), Collected::default())
     }
@@ -293,9 +307,9 @@ mod tests {
         let ended = |wait_status| End::of_command(wait_status);
         assert_eq!(told(ended(0)), "0 null null null");
         assert_eq!(told(ended(3 << 8)), "3 null null null");
-        assert_eq!(told(ended(0).with_oom(true)), "0 null null null");
-        assert_eq!(told(ended(3 << 8).with_oom(true)), "3 null SG Out of memory");
-        assert_eq!(told(ended(9).with_oom(true)), "null SIGKILL SG Out of memory");
+        assert_eq!(told(ended(0).under(Pressure::OOM)), "0 null null null");
+        assert_eq!(told(ended(3 << 8).under(Pressure::OOM)), "3 null SG Out of memory");
+        assert_eq!(told(ended(9).under(Pressure::OOM)), "null SIGKILL SG Out of memory");
         assert_eq!(told(ended(11)), "null SIGSEGV null Ended by SIGSEGV");
         assert_eq!(told(End::killed(Cause::Timeout)), "null SIGKILL TO Time limit exceeded");
         let flooded = "null SIGKILL OL stdout length exceeded";
@@ -310,14 +324,15 @@ mod tests {
         assert_eq!(failure(End::of_command(3 << 8)), failed("Sandbox exited with code 3"));
         assert_eq!(failure(End::of_command(11)), failed("Sandbox exited with code unknown"));
         assert_eq!(failure(End::killed(Cause::Timeout)), failed("Time limit exceeded"));
-        let memory = End::of_command(9).with_oom(true);
+        let memory = End::of_command(9).under(Pressure::OOM);
         assert_eq!(failure(memory), failed("Out of memory"));
     }
 
     #[test]
     fn the_reason_is_on_stderr_for_clients_that_show_nothing_else() {
         let answer = answer(End::killed(Cause::Timeout));
-        assert_eq!(answer.stderr, "\n[sandbox] Time limit exceeded\n");
+        let line = "\n[sandbox] Time limit exceeded. Killed by tare: timeout reached.\n";
+        assert_eq!(answer.stderr, line);
         assert_eq!(without_reason(&answer), "");
     }
 }

@@ -21,7 +21,6 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::hook::HookConfig;
-use crate::error;
 use crate::fd;
 use crate::telemetry::event::LogEvent;
 use crate::telemetry::hook_runner;
@@ -123,7 +122,7 @@ async fn run(queue: Arc<EventQueue>, end: CancellationToken, journal: Arc<Journa
                 failed(&format!("{dropped} events were dropped while it ran"));
             }
             if let Err(error) = call(&config, &stdin, &end).await {
-                failed(&error::in_full(&error));
+                failed(&error.in_full());
             }
         }
     }

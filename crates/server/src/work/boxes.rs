@@ -8,8 +8,8 @@ use std::time::Duration;
 use rustix::process::Signal;
 use tare_engine::spec::Name;
 use tare_engine::{
-    Audit, BoxFilter, BoxId, Changes, Details, End, EndWatch, Engine, Error, ErrorKind, Looked,
-    Receipt, State, Status, Swept, Timestamp, Usage,
+    Audit, BoxFilter, BoxId, Changes, Details, End, EndWatch, Engine, Error, ErrorKind,
+    Explanation, Looked, Receipt, State, Status, Swept, Timestamp, Usage,
 };
 use tokio::time::Instant;
 
@@ -60,6 +60,17 @@ impl Service {
         reference: String,
     ) -> Result<Details, ServiceError> {
         self.in_box(caller, reference, |engine, id| engine.details(id)).await
+    }
+
+    /// Explains why a box ended, also after its removal.
+    pub async fn explain(
+        &self,
+        caller: &Caller,
+        reference: String,
+    ) -> Result<Explanation, ServiceError> {
+        let scope = caller.scope();
+        let explain = move |engine: &Engine| engine.explain_in(&scope, &reference);
+        self.call_in_share(&self.shares.listing, explain).await
     }
 
     pub async fn usage(&self, caller: &Caller, reference: String) -> Result<Usage, ServiceError> {
@@ -204,10 +215,10 @@ impl Service {
         grace: Duration,
     ) -> Result<Status, ServiceError> {
         let _turn = self.admission.quotas.begin_stop(caller)?;
-        let named_by = caller.clone();
+        let (named_by, by) = (caller.clone(), caller.actor());
         let begin = move |engine: &Engine| {
             let (before, watch) = before_end(engine, &named_by, &reference)?;
-            let stopping = engine.begin_stop(&before.id, grace)?;
+            let stopping = engine.begin_stop(&before.id, grace, &by)?;
             Ok((before, watch, stopping))
         };
         let begun = self.call_in_share(&self.shares.ending, begin).await?;
@@ -229,15 +240,16 @@ impl Service {
         reference: String,
         signal: i32,
     ) -> Result<Status, ServiceError> {
+        let by = caller.actor();
         if signal != Signal::KILL.as_raw() {
-            let send = move |engine: &Engine, id: &BoxId| engine.signal(id, signal);
+            let send = move |engine: &Engine, id: &BoxId| engine.signal(id, signal, &by);
             return Ok(self.change(caller, reference, send).await?.1);
         }
         let _turn = self.admission.quotas.begin_stop(caller)?;
         let named_by = caller.clone();
         let begin = move |engine: &Engine| before_end(engine, &named_by, &reference);
         let (before, watch) = self.call_in_share(&self.shares.ending, begin).await?;
-        let end = |engine: &Engine, id: &BoxId| engine.kill(id);
+        let end = move |engine: &Engine, id: &BoxId| engine.kill(id, &by);
         self.end_within(&before.id, event_of(&before, caller), end).await?;
         self.last_status(before, watch).await
     }
@@ -268,7 +280,8 @@ impl Service {
             Ok((id, key))
         });
         let (id, key) = found.await?;
-        let remove = move |engine: &Engine, id: &BoxId| engine.remove(id, force);
+        let by = caller.actor();
+        let remove = move |engine: &Engine, id: &BoxId| engine.remove(id, force, &by);
         let (box_id, key) = (id.as_str(), key.as_deref());
         let event = OfBox { box_id, key, request_id: caller.request_id() };
         let receipt = self.end_within(&id, event, remove).await?;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tare_engine::spec::Terminal;
-use tare_engine::{BoxId, Cause, End, Engine, ExecSpec, Session, Stdin};
+use tare_engine::{BoxId, Cause, Circumstances, End, Engine, ExecSpec, Session, Stdin, Subject};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
@@ -45,6 +45,7 @@ pub struct Process {
     session: Session,
     streams: Streams,
     started: Instant,
+    timeout: Option<Duration>,
     counted: CountedEnd,
     _permit: Turn,
 }
@@ -118,7 +119,7 @@ impl Service {
             (ProcessInput::Pipe, Terminal::Pipes) => Stdin::Pipe,
             (ProcessInput::None, _) | (ProcessInput::Pipe, Terminal::Pty { .. }) => Stdin::Empty,
         };
-        let started = Instant::now();
+        let (started, timeout) = (Instant::now(), spec.timeout);
         let id = box_id.clone();
         let session =
             self.call_in_box(caller, box_id, move |engine| engine.exec(&id, &spec, stdin));
@@ -135,7 +136,16 @@ impl Service {
         let pipes = session.streams();
         let streams = Streams::new(pipes, terminal, bytes_max, || self.charge(caller))?;
         let (service, box_id) = (self.clone(), box_id.clone());
-        Ok(Process { service, box_id, session, streams, started, counted, _permit: permit })
+        Ok(Process {
+            service,
+            box_id,
+            session,
+            streams,
+            started,
+            timeout,
+            counted,
+            _permit: permit,
+        })
     }
 
     /// Starts a process that needs no client, and ends with this server at the latest.
@@ -190,8 +200,12 @@ impl Process {
                 session.kill(End::killed(Cause::ServerStopping));
             }
         }
-        let session = self.session;
-        let (end, _) = self.service.workers.call(move || session.end()).await?;
+        let mut session = self.session;
+        let (end, ended) = self
+            .service
+            .workers
+            .call(move || session.end().map(|(end, _)| (end, session.ended().cloned())))
+            .await?;
         self.counted.cause = end.cause;
         if end.cause == Cause::ServerStopping {
             return Err(ServiceError::stopping());
@@ -202,7 +216,22 @@ impl Process {
         self.streams.read_left(sink).await;
         let [stdout, stderr] = self.streams.into_captured()?;
         let (id, duration) = (self.box_id, self.started.elapsed());
-        let (warm, receipt) = (Warm::Off, None);
-        Ok(RunOutput { id, end, stdout, stderr, collected: None, duration, warm, receipt })
+        let circumstances = Circumstances {
+            evidence: ended.as_ref().map(|ended| &ended.evidence),
+            timeout: self.timeout,
+            ..Circumstances::of(end, Subject::Exec)
+        };
+        let sentence = circumstances.sentence();
+        Ok(RunOutput {
+            id,
+            end,
+            stdout,
+            stderr,
+            collected: None,
+            duration,
+            sentence,
+            warm: Warm::Off,
+            receipt: None,
+        })
     }
 }

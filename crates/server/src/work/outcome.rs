@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tare_engine::{BoxId, End, Receipt};
+use tare_engine::{BoxId, End, Receipt, Sentence};
 
 use crate::admission::bodies::Charge;
 use crate::error::ServiceError;
@@ -45,6 +45,8 @@ pub struct RunOutput<T = ()> {
     pub warm: Warm,
     /// What the box had held, if the request asks for that.
     pub receipt: Option<Receipt>,
+    /// Why it ended.
+    pub sentence: Sentence,
 }
 
 impl<T> RunOutput<T> {

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tare_engine::Cause;
+use tare_engine::{Cause, STDERR_BYTES};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
@@ -89,6 +89,8 @@ pub struct OutputPipe {
     left: u64,
     pub past_limit: PastLimit,
     chunk: fn(Vec<u8>) -> Chunk,
+    /// The last bytes, for the history of the box.
+    last: Vec<u8>,
 }
 
 impl OutputPipe {
@@ -99,7 +101,14 @@ impl OutputPipe {
         chunk: fn(Vec<u8>) -> Chunk,
     ) -> Self {
         let captured = Captured::new(charge);
-        Self { from, captured, left: bytes_max, past_limit: PastLimit::Truncate, chunk }
+        Self {
+            from,
+            captured,
+            left: bytes_max,
+            past_limit: PastLimit::Truncate,
+            chunk,
+            last: Vec::new(),
+        }
     }
 
     /// Reads until the end, or until the command must end for this cause. Nothing is lost if
@@ -118,6 +127,24 @@ impl OutputPipe {
             }
         }
         Ok(())
+    }
+
+    /// Reads what is in the pipe now, and can read more later. Does not wait.
+    pub async fn read_now(&mut self, output: &OutputSink) -> Result<(), Cause> {
+        while let Some(from) = self.from.clone() {
+            let place = output.place().await?;
+            match read_chunk(from.get_ref()) {
+                Ok(bytes) if !bytes.is_empty() => self.take(bytes, output, place),
+                Ok(_) => self.from = None,
+                Err(_) => return Ok(()),
+            }
+        }
+        Ok(())
+    }
+
+    /// The last bytes that were read.
+    pub fn last(&self) -> &[u8] {
+        &self.last
     }
 
     /// Reads what is in the pipe now. Does not wait for more.
@@ -144,6 +171,8 @@ impl OutputPipe {
         output: &OutputSink,
         place: Option<mpsc::Permit<'_, Chunk>>,
     ) {
+        self.last.extend_from_slice(&bytes[bytes.len().saturating_sub(STDERR_BYTES)..]);
+        self.last.drain(..self.last.len().saturating_sub(STDERR_BYTES));
         if let OutputSink::Remember(recent) = output {
             return recent.add((self.chunk)(bytes));
         }

@@ -106,6 +106,13 @@ impl Streams {
         self.stdout.past_limit = past_limit;
     }
 
+    /// Reads what has arrived on stderr, and returns the last part of it.
+    pub async fn last_stderr(&mut self, output: &OutputSink) -> Vec<u8> {
+        // A client that stalls now loses nothing: the rest is read later.
+        tokio::time::timeout(REST_WITHIN, self.stderr.read_now(output)).await.ok();
+        self.stderr.last().to_vec()
+    }
+
     /// Reads what is left of the output of a box that has ended.
     pub async fn read_to_end(&mut self, output: &OutputSink) {
         let rest = async { tokio::join!(self.stdout.read(output), self.stderr.read(output)) };

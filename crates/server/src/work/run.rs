@@ -15,7 +15,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tare_engine::spec::Spec;
-use tare_engine::{BoxId, Cause, End, Error, Keeper, Receipt, Session, Stdin};
+use tare_engine::{
+    BoxId, Cause, Circumstances, Conclusion, End, EndedLine, Error, Keeper, Receipt, Session,
+    Stdin, Subject,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::{Admitted, Caller, Need};
@@ -145,6 +148,8 @@ struct Finished<T> {
     end: End,
     streams: Streams,
     collected: Option<T>,
+    /// The keeper reported it for the command.
+    scratch_full: bool,
 }
 
 impl Steps {
@@ -237,21 +242,38 @@ impl Steps {
     ) -> Result<RunOutput<T>, Failed> {
         let OwnBox { mut session, slot, interpreter, warm } = own;
         let id = session.id().clone();
+        let (timeout, output_bytes_max) = (request.exec.timeout, Some(request.output_bytes_max));
         let begun = (slot, interpreter);
-        let finished = self.run_command(&mut session, begun, request, sink).await;
+        let mut finished = self.run_command(&mut session, begun, request, sink).await;
         self.progress.set("ending the box");
-        if let Err(failed) = &finished {
-            session.kill(End::killed(self.cause(failed)));
+        let mut conclusion = Conclusion { timeout, output_bytes_max, ..Conclusion::default() };
+        match &mut finished {
+            Ok(finished) => {
+                conclusion.end = Some(finished.end);
+                conclusion.scratch_full = finished.scratch_full;
+                if !finished.end.is_success() {
+                    conclusion.stderr = finished.streams.last_stderr(sink).await;
+                }
+            }
+            Err(failed) => session.kill(End::killed(self.cause(failed))),
         }
+        session.conclude(conclusion);
         let torn_down = self.tear_down(session).await;
-        let Finished { end, mut streams, collected } = finished?;
-        let (ended, receipt) = torn_down?;
-        let end = end.with_oom(ended.oom);
+        let Finished { mut streams, collected, .. } = finished?;
+        let (end, ended, receipt) = torn_down?;
+        let circumstances = Circumstances {
+            evidence: ended.as_ref().map(|ended| &ended.evidence),
+            by: ended.as_ref().and_then(|ended| ended.by.as_ref()),
+            timeout,
+            output_bytes_max,
+            ..Circumstances::of(end, Subject::Box)
+        };
+        let sentence = circumstances.sentence();
         // Every process that could write is dead. Read what is left in the pipes.
         streams.read_to_end(sink).await;
         let [stdout, stderr] = streams.into_captured()?;
         let duration = Duration::ZERO;
-        Ok(RunOutput { id, end, stdout, stderr, collected, duration, warm, receipt })
+        Ok(RunOutput { id, end, stdout, stderr, collected, duration, warm, sentence, receipt })
     }
 
     async fn run_command<T: Send + 'static>(
@@ -268,13 +290,14 @@ impl Steps {
             self.until_made(session, slot).await?;
             if request.is_box_command() {
                 let (end, streams) = self.relay(session, &mut request, sink).await?;
-                return Ok(Finished { end, streams, collected: None });
+                return Ok(Finished { end, streams, collected: None, scratch_full: false });
             }
             self.put_files(session, &mut request).await?;
             let (box_id, exec, stdin) = (id.clone(), request.exec.clone(), request.stdin());
             service.call(move |engine| engine.exec(&box_id, &exec, stdin)).await?
         };
         let (end, streams) = self.relay(&mut exec, &mut request, sink).await?;
+        let scratch_full = exec.saw_full_scratch();
         drop(exec);
         let collected = match request.collect {
             Some(collect) if end.cause != Cause::KeeperLost => {
@@ -284,7 +307,7 @@ impl Steps {
             }
             Some(_) | None => None,
         };
-        Ok(Finished { end, streams, collected })
+        Ok(Finished { end, streams, collected, scratch_full })
     }
 
     /// Tells an interpreter that waits in the box what to run. The order is the beginning of its
@@ -436,12 +459,12 @@ impl Steps {
     async fn tear_down(
         &mut self,
         session: Session,
-    ) -> Result<(End, Option<Receipt>), ServiceError> {
+    ) -> Result<(End, Option<EndedLine>, Option<Receipt>), ServiceError> {
         self.phase_began = Instant::now();
         let (mut session, ended) = self.service.end_session(session).await;
         self.end_phase(Phase::Teardown);
         let error = match ended {
-            Ok(end) => return Ok((end, session.take_receipt())),
+            Ok(end) => return Ok((end, session.ended().cloned(), session.take_receipt())),
             Err(error) => ServiceError::from(error),
         };
         let (id, admitted) = (session.id(), self.admitted.take().map(Admitted::without_turn));

@@ -65,7 +65,7 @@ pub fn drive(site: &Site) -> Result<(), Failure> {
     let place = Place {
         hierarchies: Hierarchies { roots: site.roots.clone() },
         state: site.state(),
-        history: site.state_root().join("history"),
+        history: site.state_root().join("histories"),
         claims: site.state_root().join("claims"),
         parents: site.state_root().join("parents"),
     };

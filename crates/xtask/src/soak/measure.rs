@@ -41,7 +41,7 @@ pub enum Demand {
 }
 
 /// The limit on the histories of removed boxes, which tare keeps for `tare explain`.
-const HISTORY_BYTES_MAX: u64 = 1 << 20;
+const HISTORY_BYTES_MAX: u64 = 64 << 20;
 
 /// Every measure in the order of the report, its title, and how it is judged.
 const TABLE: [(Measure, &str, Demand); 19] = [

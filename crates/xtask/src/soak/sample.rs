@@ -30,7 +30,7 @@ pub struct Place {
     pub hierarchies: Hierarchies,
     /// A file system of its own, so that statvfs(3) counts everything in it.
     pub state: PathBuf,
-    /// tare keeps this file on purpose. It is a measure of its own.
+    /// tare keeps the files of this directory on purpose. They are a measure of their own.
     pub history: PathBuf,
     /// A few empty files that tare makes when it needs them, and keeps.
     pub claims: PathBuf,
@@ -45,6 +45,7 @@ impl Place {
         let (namespaces, mounts) = namespaces_and_mounts(&processes);
         let state = Used::by_file_system(&self.state)
             .without(&self.history())
+            .without(&Used::by_file(&self.history))
             .without(&Used::by_files_in(&self.claims))
             .without(&Used::by_files_in(&self.parents))
             .without(&Used::by_file(&self.parents));
@@ -63,7 +64,7 @@ impl Place {
     }
 
     fn history(&self) -> Used {
-        Used::by_file(&self.history)
+        Used::by_files_in(&self.history)
     }
 
     /// All values. Those that the kernel does not show are missing.

@@ -24,8 +24,8 @@ struct Crate {
 const CRATES: [Crate; 4] = [
     Crate {
         src: "crates/engine/src",
-        order: "version hint error spec time host gauge record holdings observe receipt history \
-                teardown audit care session create operate engine",
+        order: "version hint error spec time actor host gauge record holdings observe receipt \
+                history teardown audit care session create operate engine",
         exceptions: &[],
     },
     Crate {

@@ -4,7 +4,7 @@
 //! block the box. The box keeps running when they leave.
 
 use clap::Args;
-use tare_engine::{BoxId, End, Engine, Error};
+use tare_engine::{Actor, BoxId, End, Engine, Error};
 use tare_kernel::signals::SignalFd;
 
 use crate::commands::each::on_box;
@@ -53,7 +53,8 @@ pub fn run(args: &AttachArgs, context: &Context) -> Result<u8, Error> {
 
 fn attach(engine: &Engine, id: &BoxId, args: &AttachArgs, taken: &SignalFd) -> Result<u8, Error> {
     let end = engine.watch_end(id)?;
-    let forward = |signal| engine.signal(id, signal);
+    let by = Actor::command("tare attach");
+    let forward = |signal| engine.signal(id, signal, &by);
     let forward: Option<&dyn Fn(i32) -> Result<(), Error>> =
         if args.forward_signals { Some(&forward) } else { None };
     let mut wire = AttachLoop::new(engine.attach(id)?, Caller::of_this_process(), forward)?;

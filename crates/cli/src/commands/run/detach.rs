@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 use tare_engine::spec::{Limit, defaults, quantity};
 use tare_engine::{
-    BoxId, CgroupParent, Context as _, DetachOptions, End, Engine, Error, ErrorKind,
+    Actor, BoxId, CgroupParent, Context as _, DetachOptions, End, Engine, Error, ErrorKind,
 };
 use tare_kernel::signals::SignalFd;
 
@@ -72,7 +72,7 @@ pub fn start(
     let started = match (started, asked) {
         (Ok(started), None) => started,
         (Ok(started), Some(signal)) => {
-            engine.remove(&started.id, true)?;
+            engine.remove(&started.id, true, &Actor::command("tare run"))?;
             return Ok(End::of_command(signal).code());
         }
         // The engine has removed the box, unless a part of it is stuck.
@@ -85,7 +85,7 @@ pub fn start(
         started.notes.iter().for_each(|note| print_note(note));
     }
     if let Err(error) = print_id(&started.id, args, plan) {
-        engine.remove(&started.id, true)?;
+        engine.remove(&started.id, true, &Actor::command("tare run"))?;
         return Err(error);
     }
     Ok(DONE)

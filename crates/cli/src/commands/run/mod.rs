@@ -16,7 +16,7 @@ use rustix::process::{getgid, getuid};
 use serde::Serialize;
 use tare_engine::spec::User;
 use tare_engine::spec::shown::quoted;
-use tare_engine::{Cause, Context as _, Error, Receipt};
+use tare_engine::{Cause, Circumstances, Context as _, Error, Receipt, Subject};
 use tare_kernel::signals;
 
 mod args;
@@ -26,7 +26,7 @@ mod spec;
 pub use crate::commands::run::args::RunArgs;
 use crate::commands::run::spec::{CallerContext, RunPlan};
 use crate::context::{Context, Purpose};
-use crate::exit::{ExitReport, Subject};
+use crate::exit::{self, ExitReport};
 
 use crate::error::{print_json, print_note, to_json_line};
 use crate::stdio::{self, Output, Relayed};
@@ -116,16 +116,22 @@ fn conclude(
     (started, receipt): (Instant, Option<&Receipt>),
     plan: &RunPlan,
 ) -> Result<u8, Error> {
-    let Relayed { result, end, ending, relay, ended_at, .. } = relayed;
+    let Relayed { result, end, ended, ending, relay, ended_at, .. } = relayed;
     let output_bytes_max = plan.relay.output_bytes_max;
-    let subject = Subject::Box { spec: &plan.spec, output_bytes_max };
+    let circumstances = Circumstances {
+        evidence: ended.as_ref().map(|ended| &ended.evidence),
+        by: ended.as_ref().and_then(|ended| ended.by.as_ref()),
+        timeout: plan.spec.timeout,
+        output_bytes_max: Some(output_bytes_max),
+        ..Circumstances::of(end, Subject::Box)
+    };
     let mut report = match result {
-        Ok(()) => ExitReport::of(end, subject),
+        Ok(()) => ExitReport::of(&circumstances),
         Err(error) => ExitReport::failed(error),
     };
     let truncated = relay.budget().is_passed();
     if truncated && end.cause != Cause::OutputLimit && !plan.quiet {
-        print_note(&subject.truncated(relay.budget().dropped_bytes()));
+        print_note(&exit::truncated(output_bytes_max, relay.budget().dropped_bytes()));
     }
     report.print(plan.quiet);
     let was_run = report.error.is_none();

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use tare_kernel::cgroup::{self, Cgroup, Version, version_at};
 
 pub use settings::Controller;
-pub use usage::{CgroupReader, CgroupUsage, OomWatch, oom_kills};
+pub use usage::{CgroupReader, CgroupUsage, LimitWatch, evidence};
 
 use crate::error::{Context, Error, ErrorKind};
 use crate::holdings::{Ends, Found, Holding, Sight, is_missing};

@@ -6,15 +6,19 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, statat};
 use rustix::io::Errno;
+use tare_control::Pressure;
 use tare_kernel::cgroup::{Cgroup, Version, keyed_number};
 use tare_kernel::cgroup_tree::{self, CgroupTree, Members};
 use tare_kernel::fds::{open_file, read_text};
+use tare_kernel::kernel_log;
 
 use super::parents_of;
 use crate::host::cgroups::{CgroupRoots, OpenRoot, OpenRoots, reclaimable};
 use crate::host::layout::{self, BoxAt};
 use crate::host::tag::TaggedId;
 use crate::record::Record;
+use crate::record::lines::Evidence;
+use crate::spec::Limits;
 
 /// What the kernel has counted; `None` where it does not count.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -77,6 +81,60 @@ impl<'a> CgroupReader<'a> {
         text.ok()?.trim().parse().ok()
     }
 
+    /// Returns what the kernel has counted about the box so far. `limits` are those that it has now.
+    pub fn evidence(&self, limits: Option<&Limits>) -> Evidence {
+        let number = |text: io::Result<String>| text.ok()?.trim().parse::<u64>().ok();
+        let keyed = |text: &io::Result<String>, key| keyed_number(text.as_ref().ok()?, key);
+        let memory = |file: &str| match &self.parents.memory {
+            Some(v1) => self.read(&self.open.memory, v1, file),
+            None => self.read_unified(file),
+        };
+        let pids = |file: &str| match &self.parents.pids {
+            Some(v1) => self.read(&self.open.pids, v1, file),
+            None => self.read_unified(file),
+        };
+        let (peak, reached, oom_kills) = if self.parents.memory.is_some() {
+            let oom_kills = keyed(&memory("memory.oom_control"), "oom_kill");
+            // The limit with swap is the same, and the kernel checks it first where it exists.
+            let failures = ["memory.failcnt", "memory.memsw.failcnt"];
+            let reached = failures.into_iter().filter_map(|file| number(memory(file))).max();
+            (memory("memory.max_usage_in_bytes"), reached, oom_kills)
+        } else {
+            let events = memory("memory.events");
+            (memory("memory.peak"), keyed(&events, "max"), keyed(&events, "oom_kill"))
+        };
+        // The kernel counts the keeper too. Kernels before 6.1 do not keep the peak.
+        let pids_peak = number(pids("pids.peak")).or_else(|| self.pids());
+        Evidence {
+            memory_limit_bytes: limits.map(|limits| limits.memory_bytes.value()),
+            memory_peak_bytes: number(peak).or_else(|| self.memory()),
+            memory_limit_reached: reached,
+            oom_kills,
+            pids_limit: limits.map(|limits| u64::from(limits.pids.value())),
+            pids_peak: pids_peak.map(|peak| peak.saturating_sub(1)),
+            pids_refused: keyed(&pids("pids.events"), "max"),
+            cpu_us: keyed(&self.read_unified("cpu.stat"), "usage_usec"),
+            cpu_throttled_us: limits
+                .and_then(|limits| limits.cpus)
+                .and_then(|_| self.throttled_us()),
+            scratch_limit_bytes: limits.map(|limits| limits.scratch_bytes.value()),
+            ..Evidence::default()
+        }
+    }
+
+    /// Returns how long the limit on processor time has kept the workload from running. v1 counts
+    /// nanoseconds.
+    fn throttled_us(&self) -> Option<u64> {
+        let file = format!("{}/cpu.stat", layout::WORKLOAD_CGROUP);
+        if let Some(v1) = &self.parents.cpu {
+            let workload = layout::cgroup(v1, self.of).join(layout::WORKLOAD_CGROUP);
+            let throttled = Cgroup::open(&workload).ok()?.read_key("cpu.stat", "throttled_time");
+            return throttled.ok().flatten().map(|ns| ns / 1000);
+        }
+        let own = self.read_unified(&file).or_else(|_| self.read_unified("cpu.stat"));
+        keyed_number(&own.ok()?, "throttled_usec")
+    }
+
     /// Returns its v2 cgroup with everything below it. Empty if there is none.
     pub fn tree(&self) -> CgroupTree {
         let name = self.name();
@@ -134,34 +192,60 @@ impl<'a> CgroupReader<'a> {
     }
 }
 
-/// Counts the processes of a box that the kernel kills at its memory limit, from now on.
-#[derive(Debug)]
-pub struct OomWatch {
-    cgroups: Vec<PathBuf>,
-    before: u64,
+/// Returns what the kernel has counted about a box so far. Its log may name processes that it killed
+/// for memory.
+pub fn evidence(at: BoxAt<'_>, record: &Record) -> Evidence {
+    let created = record.lines.created.as_ref();
+    let limits = created.map(|created| &created.spec.limits);
+    let evidence = CgroupReader::new(at, record).evidence(limits);
+    if !evidence.pressure().oom {
+        return evidence;
+    }
+    let name = layout::cgroup(Path::new(""), at.tagged_id()).display().to_string();
+    Evidence { oom_killed: kernel_log::oom_killed(&name), ..evidence }
 }
 
-impl OomWatch {
+/// Notices limits that a box reaches from now on.
+#[derive(Debug)]
+pub struct LimitWatch {
+    cgroups: Vec<PathBuf>,
+    before: Counted,
+}
+
+/// How many processes of a box the kernel has killed for memory, and how many new ones it refused.
+#[derive(Debug, Clone, Copy, Default)]
+struct Counted {
+    oom_kills: u64,
+    pids_refused: u64,
+}
+
+impl LimitWatch {
     pub fn new(roots: &[PathBuf], of: TaggedId<'_>) -> Self {
         let cgroups: Vec<_> = roots.iter().map(|root| layout::cgroup(root, of)).collect();
         let before = counted(&cgroups);
         Self { cgroups, before }
     }
 
-    pub fn has_counted(&self) -> bool {
-        counted(&self.cgroups) > self.before
+    /// Returns the limits that the box has reached since then.
+    pub fn reached(&self) -> Pressure {
+        let now = counted(&self.cgroups);
+        Pressure {
+            oom: now.oom_kills > self.before.oom_kills,
+            pids: now.pids_refused > self.before.pids_refused,
+            scratch_full: false,
+        }
     }
 }
 
-/// Returns how many processes of a box the kernel has killed for its memory limit; 0 if its
-/// cgroups are gone.
-pub fn oom_kills(roots: &[PathBuf], of: TaggedId<'_>) -> u64 {
-    OomWatch::new(roots, of).before
-}
-
-fn counted(cgroups: &[PathBuf]) -> u64 {
+fn counted(cgroups: &[PathBuf]) -> Counted {
     let open = cgroups.iter().filter_map(|path| Cgroup::open(path).ok());
-    open.filter_map(|cgroup| oom_kills_in(&cgroup)).max().unwrap_or(0)
+    open.fold(Counted::default(), |so_far, cgroup| {
+        let refused = cgroup.read_key("pids.events", "max").ok().flatten();
+        Counted {
+            oom_kills: so_far.oom_kills.max(oom_kills_in(&cgroup).unwrap_or(0)),
+            pids_refused: so_far.pids_refused.max(refused.unwrap_or(0)),
+        }
+    })
 }
 
 /// The count of one directory; `None` if it has no memory controller.

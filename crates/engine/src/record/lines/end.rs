@@ -4,10 +4,12 @@ use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tare_control::journal::Journal;
+use tare_control::journal::{BoxEvent, Journal};
 use tare_control::{Cause, End};
 use tare_kernel::clock::boot_ns;
 
+use crate::actor::Actor;
+use crate::record::lines::{Evidence, RequestLine, asked_for};
 use crate::time::Timestamp;
 
 /// Why tare ends or removes a box.
@@ -39,11 +41,10 @@ impl Reason {
             Self::Stopped => Cause::Stopped,
             Self::Abandoned => Cause::ClientGone,
             Self::Overdue => Cause::Lease,
-            Self::ByCreator
-            | Self::Requested
-            | Self::Expired
-            | Self::RemoveAfterEnd
-            | Self::Rebooted => Cause::Killed,
+            Self::Rebooted => Cause::HostRebooted,
+            Self::ByCreator | Self::Requested | Self::Expired | Self::RemoveAfterEnd => {
+                Cause::Killed
+            }
         }
     }
 }
@@ -63,7 +64,7 @@ impl EndingLine {
     }
 }
 
-/// How a detached box ended. Only its record is left.
+/// How a box ended. Only the record of a detached box is left then, and nothing of an attached one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndedLine {
     #[serde(flatten)]
@@ -78,16 +79,24 @@ pub struct EndedLine {
     pub at_ns: u64,
     /// How long it took the process that ended the box, or found it ended, to see it empty.
     pub emptied_ms: u64,
+    /// Who asked for the act that ended it, if a user did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<Actor>,
+    /// Why the box could not be made, or its command could not be started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
+    #[serde(default)]
+    pub evidence: Evidence,
 }
 
 impl EndedLine {
-    /// Returns how the box ended, as its keeper wrote it. A keeper that wrote nothing was killed at
-    /// some time since `last_sign`: by tare if the record says so.
+    /// Returns how a detached box ended, as its keeper wrote it. A keeper that wrote nothing was
+    /// killed at some time since `last_sign`: by tare if the record says so.
     pub fn of(
         journal: &Journal,
-        ending: Option<&EndingLine>,
+        (ending, requests): (Option<&EndingLine>, &[RequestLine]),
         last_sign: Option<Timestamp>,
-        oom: bool,
+        mut evidence: Evidence,
         emptied: Duration,
     ) -> Self {
         let written = journal.ended.map(|it| (it.end, Timestamp::from_ms(it.at_ms)));
@@ -96,13 +105,34 @@ impl EndedLine {
             (End::killed(cause), Timestamp::now())
         };
         let (end, at) = written.unwrap_or_else(killed);
+        evidence.scratch_full |= journal.events.iter().any(|it| it.what == BoxEvent::ScratchFull);
+        let end = end.under(evidence.pressure());
         Self {
-            end: end.with_oom(oom),
             at,
             after: last_sign.filter(|_| written.is_none()),
-            at_ns: boot_ns(),
             emptied_ms: u64::try_from(emptied.as_millis()).unwrap_or(u64::MAX),
+            ..Self::seen(end, asked_for(end, requests.iter()).cloned(), evidence)
         }
+    }
+
+    /// An end that this process has just seen.
+    pub fn seen(end: End, by: Option<Actor>, evidence: Evidence) -> Self {
+        Self {
+            end,
+            at: Timestamp::now(),
+            after: None,
+            at_ns: boot_ns(),
+            emptied_ms: 0,
+            by,
+            failure: None,
+            evidence,
+        }
+    }
+
+    /// A box that could not be made, or whose command could not be started.
+    pub fn failed_start(why: String) -> Self {
+        let end = End::killed(Cause::StartFailed);
+        Self { failure: Some(why), ..Self::seen(end, None, Evidence::default()) }
     }
 }
 

@@ -3,7 +3,8 @@
 use serde::Deserialize;
 
 use super::{
-    Created, EndedLine, EndingLine, HeldLine, KeeperLine, Line, StuckLine, UpdatedLine, VERSION,
+    Created, EndedLine, EndingLine, HeldLine, KeeperLine, Line, RequestLine, StuckLine,
+    UpdatedLine, VERSION,
 };
 use crate::spec::{DetachOptions, Limit, Name, Tenant};
 
@@ -29,6 +30,8 @@ pub struct RecordLines {
     pub ending: Option<EndingLine>,
     pub ended: Option<EndedLine>,
     pub held: Option<HeldLine>,
+    /// What users asked for.
+    pub requests: Vec<RequestLine>,
     /// How many lines could be read.
     pub count: usize,
 }
@@ -83,8 +86,9 @@ impl RecordLines {
             Line::Held(held) => self.held = Some(held),
             Line::Ended(ended) => {
                 self.stuck = None;
-                self.ended = Some(ended);
+                self.ended = Some(*ended);
             }
+            Line::Requested(request) => self.requests.push(request),
         }
     }
 

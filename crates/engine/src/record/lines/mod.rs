@@ -1,24 +1,30 @@
 //! What a record says: lines, each a fact about the box. Lines are appended. Two operations rewrite
 //! the file: one merges many changes into one line, the other marks the removal of the box.
 //!
-//! `end` has the lines about the end of a box, `held` what it held then, and `fold` turns all lines
-//! into what they say together.
+//! `end` has the lines about the end of a box, `held` what it held then, `evidence` what the kernel
+//! counted by then, and `request` who asked for what. `fold` turns all lines into what they say
+//! together.
 
 mod end;
+mod evidence;
 mod fold;
 mod held;
+mod request;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::actor::Actor;
 use crate::spec::{Cpus, DetachOptions, Name, Spec};
 use crate::time::{Timestamp, from_now};
 
 pub use end::{EndedLine, EndingLine, Reason, StuckLine};
+pub use evidence::Evidence;
 pub use fold::RecordLines;
 pub use held::{HeldItem, HeldLine, SeenGone};
+pub use request::{Act, RequestLine, asked_for};
 
 /// The version of the format. tare does not interpret a record of another version: the same words
 /// may mean something else in it.
@@ -44,7 +50,7 @@ pub enum Line {
     },
     Stuck(StuckLine),
     Ending(EndingLine),
-    Ended(EndedLine),
+    Ended(Box<EndedLine>),
     /// The box waits in this pool of a server. Nothing of a client is in it.
     Warm {
         pool: String,
@@ -53,6 +59,7 @@ pub enum Line {
     Claimed(Box<ClaimedLine>),
     /// What the box holds, before tare kills it, and once more when tare has seen it empty.
     Held(HeldLine),
+    Requested(RequestLine),
 }
 
 /// The first line, written before tare acquires anything for the box.
@@ -69,6 +76,9 @@ pub struct Created {
     pub spec: Spec,
     /// `None`: the box is attached.
     pub detached: Option<DetachOptions>,
+    /// The process that made the box. Records of older versions do not name it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub creator: Option<Actor>,
 }
 
 /// The keeper exists: what proves that a process is the keeper, and not another one with its pid.
@@ -181,6 +191,7 @@ impl Line {
             Self::Ending(ending) => ending.at_ns,
             Self::Ended(ended) => ended.at_ns,
             Self::Held(held) => held.looked.map_or(0, |looked| looked.boot_ns),
+            Self::Requested(request) => request.at_ns,
         }
     }
 }

@@ -21,7 +21,7 @@ use tare_engine::spec::Tenant;
 use crate::admission::Caller;
 use crate::config::Config;
 use crate::config::librechat::{ANONYMOUS, Auth, JwtConfig};
-use crate::error::{ServiceError, in_full};
+use crate::error::ServiceError;
 use crate::http::ServedAt;
 use crate::http::auth::{self, API_KEY};
 use crate::http::request_log;
@@ -160,7 +160,7 @@ impl Authenticator<'_> {
         };
         let token = Token::parse(token).map_err(invalid)?;
         let key = self.keys.find(token.kid(), &jwt.keys, self.workers).await;
-        let key = key.map_err(|error| AuthError::KeysNotRead(in_full(&error)))?;
+        let key = key.map_err(|error| AuthError::KeysNotRead(error.in_full()))?;
         let key = key.ok_or_else(|| invalid("its key is not known"))?;
         let principal = token.principal(&key, jwt, self.now).map_err(invalid)?;
         Ok((principal, self.without_key()))
