@@ -352,10 +352,12 @@ fn cannot_release(id: &BoxId) -> String {
 fn note_kill(record: &mut LockedRecord, keeper: &Process, reason: Reason, held: Option<&HeldLine>) {
     let is_alive = matches!(keeper.wait_dead(Duration::ZERO), Ok(false));
     if is_alive && record.lines.ending.is_none() {
+        record.add(Line::Ending(EndingLine::now(reason))).ok();
+        // Second, because the record of an orphan has no other line: this one alone would look like
+        // a record that has lost its first line.
         if let Some(held) = held {
             record.add(Line::Held(held.clone())).ok();
         }
-        record.add(Line::Ending(EndingLine::now(reason))).ok();
     }
 }
 

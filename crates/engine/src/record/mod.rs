@@ -131,8 +131,8 @@ impl Record {
     /// Records why tare kills an attached box, whose creator holds the lock, and what the box holds.
     /// The creator reads this when the keeper is gone.
     pub fn note_kill(&self, why: Reason, held: HeldLine) -> io::Result<()> {
-        json::append(self.directory.as_fd(), &Line::Held(held)).ok();
-        json::append(self.directory.as_fd(), &Line::Ending(EndingLine::now(why)))
+        json::append(self.directory.as_fd(), &Line::Ending(EndingLine::now(why)))?;
+        json::append(self.directory.as_fd(), &Line::Held(held))
     }
 
     /// Records who asks for an act on the box. Like a kill, this needs no lock: a line is appended as
