@@ -36,6 +36,9 @@ const WAIT: Duration = Duration::from_secs(3600);
 /// Pause between two looks at a box that another process is making or ending.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
+/// How long the process that removes a box may take to complete its receipt.
+const COMPLETED_WITHIN: Duration = Duration::from_millis(500);
+
 /// A box that was asked to stop.
 #[derive(Debug)]
 pub struct Stopping {
@@ -192,9 +195,20 @@ pub fn remove(
     Ok(receipt.or_else(|| kept_receipt(at)))
 }
 
-/// Returns the receipt of a box that another process has removed.
-fn kept_receipt(at: BoxAt<'_>) -> Option<Receipt> {
-    history::receipt(at.root, at.id.as_str(), |_| true).ok()
+/// Returns the receipt of a box that another process has removed. That process completes the receipt
+/// a moment after it has removed the record. If it was killed in between, the receipt stays
+/// incomplete.
+pub fn kept_receipt(at: BoxAt<'_>) -> Option<Receipt> {
+    let until = Instant::now() + COMPLETED_WITHIN;
+    loop {
+        let receipt = history::receipt(at.root, at.id.as_str(), |_| true).ok();
+        let is_settled = receipt.as_ref().is_none_or(|receipt| receipt.complete);
+        if is_settled || Instant::now() >= until {
+            return receipt;
+        }
+        #[expect(clippy::disallowed_methods, reason = "bounded by COMPLETED_WITHIN")]
+        std::thread::sleep(LOOK_AGAIN);
+    }
 }
 
 /// Prepares to learn how the box ends.
