@@ -16,7 +16,7 @@ pub struct Boxes {
     pub boxes: Vec<String>,
 }
 
-/// Acts on the box that the user named. Errors call the box by its name if the user did.
+/// Acts on a box. Errors call the box as the user typed it.
 pub fn on_box<T>(
     engine: &Engine,
     reference: &str,
@@ -26,10 +26,9 @@ pub fn on_box<T>(
     act(&id).map_err(|error| named(error, &id, reference))
 }
 
-/// Calls the box in `error` as the user typed it, unless that was a part of its id.
+/// Calls the box in `error` as the user typed it. A name may be the beginning of the box's id too.
 pub fn named(error: Error, id: &BoxId, reference: &str) -> Error {
-    let is_id = id.as_str().starts_with(reference);
-    if is_id { error } else { error.naming(id.as_str(), reference) }
+    error.naming(id.as_str(), reference)
 }
 
 /// Calls `act` for each box, and prints each box as the user typed it when it is done.
@@ -87,7 +86,11 @@ mod tests {
             sentence(&named(error(), &id, "web")),
             "cannot read /run/tare/boxes/aaaabbbbcccc of box web: box web is busy (is box web?)"
         );
-        assert_eq!(sentence(&named(error(), &id, "aaaa")), sentence(&error()));
+        assert_eq!(
+            sentence(&named(error(), &id, "a")),
+            "cannot read /run/tare/boxes/aaaabbbbcccc of box a: box a is busy (is box a?)",
+            "a name that is also the beginning of the id"
+        );
     }
 
     #[test]
