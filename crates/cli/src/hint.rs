@@ -36,6 +36,7 @@ pub fn words(hint: &Hint) -> String {
                 option(*limit)
             );
         }
+        Hint::SeeDoctor => "'tare doctor' says what this host can do",
         Hint::LeaveUserOut => "leave -u out: this box has one user",
         Hint::OtherWorkdir => {
             "-w takes a directory that exists in the box and that its user may enter"

@@ -43,6 +43,8 @@ pub enum Hint {
     LessOrMoreMemory(LimitName),
     /// This host cannot enforce the limit: give tare the rights, or leave the limit out.
     LeaveLimitOut(LimitName),
+    /// See what this host can do.
+    SeeDoctor,
     /// Leave the user out.
     LeaveUserOut,
     /// Name a working directory that the box's user may enter.

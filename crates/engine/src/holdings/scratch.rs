@@ -71,9 +71,9 @@ pub fn scratch_inodes(bytes: u64) -> u64 {
 }
 
 fn cannot_limit() -> Error {
-    Error::new(ErrorKind::Unsupported, "cannot enforce --scratch with --keep on this host")
+    Error::new(ErrorKind::Unsupported, "cannot limit a scratch space that is kept on this host")
         .caused_by("without root, tare cannot mount a file system with a size limit")
-        .with_hint("run as root, or leave one of the two out")
+        .with_hint("run as root, leave the size out, or keep no files")
 }
 
 /// The kept scratch space of a box.

@@ -141,7 +141,7 @@ fn refuse_user(record: &Record, id: &BoxId, spec: &ExecSpec) -> Result<(), Error
         return Ok(());
     }
     Err(Error::bad_request(format!("box {id} has no users of its own"))
-        .caused_by("it was started with --contain")
+        .caused_by("its isolation is contain")
         .with_hint(Hint::LeaveUserOut))
 }
 

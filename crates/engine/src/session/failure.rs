@@ -21,9 +21,11 @@ pub fn birth(step: SpawnStep, error: io::Error) -> Error {
         SpawnStep::Execute => "cannot start the keeper",
     };
     let hint = match step {
-        SpawnStep::Descriptors => "is the caller's limit on open descriptors (ulimit -n) too low?",
+        SpawnStep::Descriptors => {
+            "is the caller's limit on open descriptors (ulimit -n) too low?".into()
+        }
         SpawnStep::JoinCgroup | SpawnStep::Abandoned | SpawnStep::Identity | SpawnStep::Execute => {
-            "see 'tare doctor' for what this host can do"
+            Hint::SeeDoctor
         }
     };
     Error::failed(doing).caused_by(error).with_hint(hint)
@@ -72,7 +74,7 @@ fn setup_hint(step: SetupStep, errno: i32) -> Option<Hint> {
             Some("it was stopped before it ran: does a program in the box stop other processes?")
         }
         SetupStep::Root => {
-            Some("in a --rootfs, the directories that tare mounts on must not be symlinks")
+            Some("in another root, the directories that tare mounts on must not be symlinks")
         }
         SetupStep::Proc => Some("inside another container /proc may be masked; see 'tare doctor'"),
         SetupStep::Volume => {

@@ -133,7 +133,7 @@ pub fn refused(id: &BoxId, refusal: Refusal) -> Error {
         Refusal::NoFreezer => {
             return Error::conflict(format!("box {id} cannot be paused"))
                 .caused_by("this host gives you no cgroup")
-                .with_hint("see 'tare doctor'");
+                .with_hint(Hint::SeeDoctor);
         }
         Refusal::Paused => return error.caused_by("it is paused").with_hint(Hint::Resume),
         Refusal::Busy => {

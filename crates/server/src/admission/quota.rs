@@ -89,8 +89,9 @@ impl Quotas {
         let mut accounts = locked(&self.0);
         let account = accounts.entry(key.clone()).or_default();
         if account.stops >= STOPS_MAX {
-            let message = format!("{STOPS_MAX} stops of this key are waiting for their boxes");
-            return Err(ServiceError::limited("quota_stops", message, RETRY_AFTER_S));
+            let message = format!("limit reached: {STOPS_MAX} stops are waiting for their boxes");
+            return Err(ServiceError::limited("quota_stops", message, RETRY_AFTER_S)
+                .with_hint("try again when one of the boxes has ended"));
         }
         account.stops += 1;
         Ok(StopTurn { quotas: self.clone(), key })
@@ -169,8 +170,9 @@ impl Account {
     fn check(&self, quota: &Key, memory_bytes: u64) -> Result<(), ServiceError> {
         let key = quota.name.as_str();
         if let Some(most) = quota.boxes.filter(|most| self.boxes >= *most) {
-            let message = format!("key {key:?} has {} of {most} boxes", self.boxes);
-            return Err(ServiceError::limited("quota_boxes", message, RETRY_AFTER_S));
+            let message = format!("limit reached: key {key:?} has {} of {most} boxes", self.boxes);
+            return Err(ServiceError::limited("quota_boxes", message, RETRY_AFTER_S)
+                .with_hint("remove one, or ask the operator to raise boxes in [[keys]]"));
         }
         self.check_memory(quota, memory_bytes)
     }

@@ -126,12 +126,7 @@ pub async fn stop(
 ) -> Result<axum::Json<Status>, ServiceError> {
     let grace_ms = request.and_then(|Json(request)| request.grace_ms);
     let grace = grace_ms.map_or(GRACE, Duration::from_millis);
-    if grace > service.config().limits.timeout_max.0 {
-        return Err(ServiceError::invalid(
-            "invalid",
-            "grace_ms: it is longer than [limits] timeout_max",
-        ));
-    }
+    let grace = spec::at_most("grace_ms", grace, service.config().limits.timeout_max.0)?;
     Ok(axum::Json(service.stop(&caller, id, grace).await?))
 }
 

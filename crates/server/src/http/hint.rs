@@ -37,6 +37,7 @@ pub fn words(hint: &Hint) -> String {
                 field(*limit)
             );
         }
+        Hint::SeeDoctor => "ask the operator to run 'tare doctor'",
         Hint::LeaveUserOut => "leave 'user' out: this box has one user",
         Hint::OtherWorkdir => {
             "workdir takes a directory that exists in the box and that its user may enter"

@@ -250,28 +250,26 @@ pub fn milliseconds(field: &'static str, asked: u64) -> Result<Duration, Service
 
 pub fn timeout(asked: Option<u64>, limits: &config::Limits) -> Result<Duration, ServiceError> {
     match asked {
-        Some(asked) => at_most("timeout_ms", asked, limits.timeout_max.0),
+        Some(asked) => {
+            at_most("timeout_ms", milliseconds("timeout_ms", asked)?, limits.timeout_max.0)
+        }
         None => Ok(limits.timeout.0),
     }
 }
 
 pub fn lease(asked: Option<u64>, limits: &config::Limits) -> Result<Duration, ServiceError> {
     match asked {
-        Some(asked) => at_most("lease_ms", asked, limits.lease_max.0),
+        Some(asked) => at_most("lease_ms", milliseconds("lease_ms", asked)?, limits.lease_max.0),
         None => Ok(limits.lease.0),
     }
 }
 
-fn at_most(field: &'static str, asked: u64, most: Duration) -> Result<Duration, ServiceError> {
-    let asked = milliseconds(field, asked)?;
+pub fn at_most(field: &str, asked: Duration, most: Duration) -> Result<Duration, ServiceError> {
     if asked <= most {
-        Ok(asked)
-    } else {
-        Err(ServiceError::invalid(
-            "invalid",
-            format!("{field}: this server allows at most {}", most.as_millis()),
-        ))
+        return Ok(asked);
     }
+    let message = format!("{field}: this server allows at most {}", most.as_millis());
+    Err(ServiceError::invalid("invalid", message))
 }
 
 pub fn of_field(field: &str, error: tare_engine::Error) -> ServiceError {
