@@ -1,4 +1,5 @@
-//! HTTP: connections, requests and responses. It knows nothing about boxes.
+//! HTTP: connections, requests, responses, and the words of errors for HTTP clients. It does nothing
+//! to a box: it knows only the routes that it serves when all connections are in use.
 
 pub mod auth;
 pub mod body;

@@ -1,5 +1,5 @@
-//! LibreChat's code-interpreter API, in the form that its clients expect. It does no work of its
-//! own: every request becomes a call of the service layer or of the store.
+//! LibreChat's code-interpreter API, in the form that its clients expect: its sessions with their
+//! queues, its open executions, its tokens. Boxes are made and used only through the service layer.
 //!
 //! ```text
 //! errors (in LibreChat's form) ─▶ profile ─▶ auth ─▶ attached ─▶ executions
