@@ -29,7 +29,7 @@ fn names(boxes: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn nothing_is_listed_where_nothing_is() {
+fn ls_of_an_empty_state_root_is_empty() {
     let tare = tare!();
     assert_eq!(tare.json(["ls", "--json"]), json!([]));
     assert_eq!(tare.json(["ls", "-a", "--json"]), json!([]));
@@ -265,7 +265,7 @@ fn a_prefix_finds_its_box_where_it_is_the_only_one() {
 }
 
 #[test]
-fn several_boxes_are_done_past_one_that_fails() {
+fn a_command_continues_after_a_box_that_fails() {
     let tare = tare!();
     let steps: [&[&str]; 6] = [
         &["pause"],

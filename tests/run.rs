@@ -266,7 +266,7 @@ fn the_callers_umask_is_not_the_boxs() {
 }
 
 #[test]
-fn a_current_directory_that_is_gone_is_missed_only_where_it_is_needed() {
+fn a_removed_current_directory_matters_only_for_relative_paths() {
     let tare = tare!();
     let directory = TemporaryDirectory::new();
     let gone = |call: &str| {

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_box_that_fails_is_gone_past_and_remembered() {
+    fn other_boxes_are_done_after_one_fails_and_the_code_is_1() {
         let boxes = ["a", "bad", "c"].map(str::to_owned);
         let (found, code) = gather(&boxes, |reference| match reference.as_str() {
             "bad" => Err(Error::failed("a box of this test")),

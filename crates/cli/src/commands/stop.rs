@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_grace_may_be_nothing() {
+    fn a_grace_of_zero_is_accepted() {
         assert_eq!(grace("0").unwrap(), Duration::ZERO);
         assert_eq!(grace("0s").unwrap(), Duration::ZERO);
         assert_eq!(grace("1m").unwrap(), Duration::from_secs(60));

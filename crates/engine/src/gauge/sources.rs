@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn the_threads_of_the_host_are_behind_the_stroke() {
+    fn host_threads_are_after_the_slash_of_loadavg() {
         let loadavg = "11.18 6.75 2.93 12/175 16923\n";
         assert_eq!(of(host_pids, &[loadavg, "4000\n", "3000\n"]), Some((175, 3000)));
         assert_eq!(of(host_pids, &[loadavg, "4000\n", ""]), Some((175, 4000)));

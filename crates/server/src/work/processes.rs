@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_more_run_than_may() {
+    async fn a_process_beyond_the_limit_is_refused() {
         let execs = Processes::new(1);
         let one = execs.permit().expect("none runs");
         assert!(execs.permit().is_err());

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_complaint_is_heard_when_listened_to() {
+    fn the_errors_of_a_command_are_read_on_request() {
         let life = shell("echo out; echo no such thing >&2; exit 2").listened_to();
         assert_eq!((life.ending, life.complaint.as_str()), (Ending::Exited(2), "no such thing"));
     }

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_place_is_refused() {
+    fn a_colon_without_box_or_path_is_refused() {
         for text in ["", ":/x", "web:", ":"] {
             assert!(parse(OsStr::new(text)).unwrap_err().hint().is_some(), "{text}");
         }
