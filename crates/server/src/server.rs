@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tare_engine::{BoxId, Change, Context as _, Engine, Error, Purpose};
 use tokio::signal::unix::{SignalKind, signal};
@@ -23,6 +22,7 @@ use crate::telemetry::LogEvent;
 use crate::telemetry::journal::Journal;
 use crate::telemetry::metrics::Metrics;
 use crate::watch::keepers::KeeperWatch;
+use crate::work::ending::ENDED_WITHIN;
 use crate::work::{Foundation, Service};
 use crate::workers::{Creators, Workers};
 use crate::{api, librechat, notify, upkeep};
@@ -31,8 +31,6 @@ use crate::{api, librechat, notify, upkeep};
 const CHANGES_WAITING: usize = 64;
 /// Ends of boxes that wait to be reported. Beyond that, the tasks of their keepers wait.
 const ENDS_WAITING: usize = 64;
-/// How long the last runs may take to end after they were killed.
-const ENDED_WITHIN: Duration = Duration::from_secs(10);
 
 /// The options of `tare serve`.
 #[derive(Debug, Default)]

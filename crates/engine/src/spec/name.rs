@@ -33,7 +33,7 @@ pub const RUN_LABEL: &str = "tare.run";
 pub const USER_ID_MAX: u32 = 65_533;
 
 /// The last real-time signal (signal(7)).
-const SIGNAL_MAX: i32 = 64;
+pub const SIGNAL_MAX: i32 = 64;
 
 /// The id of a box: twelve characters of `[a-z2-7]`, which are 60 random bits.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -6,7 +6,6 @@ use axum::response::Response;
 use serde::Deserialize;
 use serde_json::json;
 use tare_engine::Timestamp;
-use tare_engine::spec::quantity;
 use utoipa::IntoParams;
 
 use crate::api::openapi::BoxPath;
@@ -58,7 +57,7 @@ pub async fn logs(
     Query(query): Query<LogsQuery>,
     headers: HeaderMap,
 ) -> Result<Response, ServiceError> {
-    let since = query.since.as_deref().map(time).transpose()?;
+    let since = query.since.as_deref().map(since).transpose()?;
     let range = LogRange { since, tail: query.tail, follow: query.follow };
     if range.follow {
         request_log::hold_stream(&http)?;
@@ -92,15 +91,11 @@ async fn write(
     }
 }
 
-/// Parses a time, or a duration before now.
-fn time(text: &str) -> Result<Timestamp, ServiceError> {
-    if let Ok(ago) = quantity::duration(text) {
-        return Ok(Timestamp::now().before(ago));
-    }
-    Timestamp::parse(text).map_err(|_| {
-        let message = format!("since: {text:?} is neither a duration nor a time");
-        ServiceError::invalid("invalid_query", message)
-            .with_hint("write 10m for ten minutes ago, or 2026-11-15T22:09:05Z")
+fn since(text: &str) -> Result<Timestamp, ServiceError> {
+    Timestamp::parse_or_ago(text).map_err(|error| {
+        let error = ServiceError::from(error);
+        let message = format!("since: {}", error.message);
+        ServiceError { code: "invalid_query", message, ..error }
     })
 }
 

@@ -15,6 +15,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::{SinkExt, StreamExt};
 use serde::Deserialize;
 use serde_json::json;
+use tare_engine::spec::name::SIGNAL_MAX;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::SendTimeoutError;
 
@@ -158,9 +159,6 @@ enum Control {
     Resize([u16; 2]),
     Signal(i32),
 }
-
-/// The last of the real-time signals (signal(7)).
-const SIGNAL_MAX: i32 = 64;
 
 impl Control {
     fn parse(text: &str) -> Option<ProcessControl> {

@@ -12,7 +12,7 @@
 //! nothing to do with each other.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use axum::extract::{Extension, State};
@@ -25,6 +25,7 @@ use crate::error::ServiceError;
 use crate::http::extract::Json;
 use crate::librechat::state::LibreChat;
 use crate::store::owner::Principal;
+use crate::workers::locked;
 
 const REQUEST_ID: &str = "x-librechat-code-request-id";
 /// How long the server remembers an id that was cancelled or has ended.
@@ -86,7 +87,7 @@ impl Drop for Running<'_> {
 
 impl Cancellable {
     fn lock(&self) -> MutexGuard<'_, HashMap<RequestName, RequestState>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0)
     }
 
     fn begin(&self, name: RequestName) -> Begin<'_> {

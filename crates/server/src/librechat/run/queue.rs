@@ -11,7 +11,7 @@
 //! The name of a queue is made of the user and of the hint, so no user waits for another one.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use prometheus_client::metrics::gauge::Gauge;
@@ -19,6 +19,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::ServiceError;
 use crate::librechat::state::LibreChat;
+use crate::workers::locked;
 
 /// When a client may send a call again that found a full queue.
 const RETRY_AFTER_S: u32 = 5;
@@ -65,7 +66,7 @@ impl Queues {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Queue>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Executions that run or wait for results of their client, and how many of them there may be.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use prometheus_client::metrics::gauge::Gauge;
@@ -11,6 +11,7 @@ use crate::librechat::state::LibreChat;
 use crate::librechat::tools::execution::Execution;
 use crate::store::id::Id;
 use crate::store::owner::Principal;
+use crate::workers::locked;
 
 /// The number of executions at once, and those of one user. With an API key, all users of a
 /// LibreChat are one.
@@ -122,7 +123,7 @@ impl Executions {
 
     /// Changes the executions, and counts those that wait.
     fn change<T>(&self, change: impl FnOnce(&mut HashMap<Id, ExecutionState>) -> T) -> T {
-        let mut states = self.states.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut states = locked(&self.states);
         let changed = change(&mut states);
         let is_waiting = |state: &&ExecutionState| matches!(state, ExecutionState::Waits { .. });
         let waiting = states.values().filter(is_waiting).count();
