@@ -5,6 +5,8 @@
 
 mod arrows;
 mod catalogue;
+mod map;
+mod names;
 mod rules;
 mod source;
 mod specification;
@@ -19,10 +21,14 @@ use std::path::{Path, PathBuf};
 /// The directories of our own Rust files.
 const ROOMS: [&str; 2] = ["crates", "tests"];
 
-/// Documents that name tests, and the rule that compares them.
+/// Documents that name tests or folders, and the rule that compares them.
 type Rule = fn(&str, &str, &[Source]) -> Vec<Finding>;
-const DOCUMENTS: [(&str, Rule); 2] =
-    [("SPECIFICATION.md", specification::check), ("docs/leaks.md", catalogue::check)];
+const MAP: &str = "ARCHITECTURE.md";
+const DOCUMENTS: [(&str, Rule); 3] = [
+    ("SPECIFICATION.md", specification::check),
+    ("docs/leaks.md", catalogue::check),
+    (MAP, map::check),
+];
 
 /// A limit on nested directories, against loops.
 const DEPTH_MAX: usize = 16;
@@ -47,6 +53,10 @@ pub fn check() -> Result<(), Failure> {
     let sources = read_sources(&root)?;
     let mut findings: Vec<Finding> = sources.iter().flat_map(rules::all).collect();
     findings.extend(arrows::check(&sources));
+    findings.extend(names::check(&sources));
+    let read =
+        |name: &str| fs::read_to_string(root.join(name)).context(|| format!("cannot read {name}"));
+    findings.extend(map::check_dependencies(MAP, &read(MAP)?, &read("Cargo.toml")?));
     for (document, rule) in DOCUMENTS {
         match fs::read_to_string(root.join(document)) {
             Ok(text) => findings.extend(rule(document, &text, &sources)),
