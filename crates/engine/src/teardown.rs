@@ -87,7 +87,7 @@ pub enum Leave {
 
 /// Facts that teardown observed.
 #[derive(Debug)]
-struct Seen {
+struct TeardownFacts {
     /// What the kernel counted. Empty if the record or the creator has it already.
     evidence: Evidence,
     took: Duration,
@@ -215,7 +215,7 @@ fn end(
     order: Order<'_>,
     found: Option<&Process>,
     held: Option<&mut HeldLine>,
-) -> Result<Seen, Error> {
+) -> Result<TeardownFacts, Error> {
     let start = Instant::now();
     // Read this first: the counters are files in the cgroup directories, which are removed below. The
     // creator has read them already.
@@ -241,7 +241,7 @@ fn end(
     if let Some(held) = held {
         receipt::see_gone(at, record, Stage::End, &mut held.items);
     }
-    Ok(Seen { evidence, took })
+    Ok(TeardownFacts { evidence, took })
 }
 
 /// Releases every kind of holding that is due at this point, in the order of the table.
@@ -269,7 +269,7 @@ fn remove(
     at: BoxAt<'_>,
     record: &mut LockedRecord,
     order: Order<'_>,
-    seen: Seen,
+    seen: TeardownFacts,
     held: Option<HeldLine>,
 ) -> Result<Option<Receipt>, Error> {
     let receipt = held.map(|held| Receipt::new(at, record, held, order.reason));
@@ -363,7 +363,7 @@ fn note_kill(record: &mut LockedRecord, keeper: &Process, reason: Reason, held: 
 
 /// Records how the box ended: as its keeper wrote it, or "killed" if the keeper wrote nothing. If
 /// the disk is full, the next command that observes the box records it.
-fn note_ended(record: &mut LockedRecord, seen: Seen, held: Option<HeldLine>) {
+fn note_ended(record: &mut LockedRecord, seen: TeardownFacts, held: Option<HeldLine>) {
     if record.lines.ended.is_none() {
         if let Some(held) = held {
             record.add(Line::Held(held)).ok();

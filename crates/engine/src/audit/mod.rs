@@ -21,7 +21,7 @@ use crate::error::Error;
 use crate::history;
 use crate::history::steps::Sources;
 use crate::holdings::census::Processes;
-use crate::holdings::held::{Held, Which, held_by};
+use crate::holdings::held::{ChosenProcesses, Held, held_by};
 use crate::holdings::name;
 use crate::host::layout::{BoxAt, StateRoot};
 use crate::observe::Observation;
@@ -198,7 +198,8 @@ fn audited(
 ) -> AuditedBox {
     let lines = &observation.record.lines;
     let keeper = observation.keeper().map(|keeper| keeper.pid());
-    let which = Which { keeper, is_live: observation.is_live(), most: usize::MAX, processes };
+    let which =
+        ChosenProcesses { keeper, is_live: observation.is_live(), most: usize::MAX, processes };
     let (mut held, _) = held_by(at, &observation.record, which);
     // Directories in v1 hierarchies have none below them: a box cannot see them.
     held.add_cgroups(objects.cgroups.get(at.id).into_iter().flatten());

@@ -79,7 +79,7 @@ struct Seen {
 
 /// Which processes of a box to look at.
 #[derive(Debug, Clone, Copy)]
-pub struct Which<'a> {
+pub struct ChosenProcesses<'a> {
     /// The keeper, if it is alive.
     pub keeper: Option<i32>,
     /// Whether the box has not ended.
@@ -90,8 +90,8 @@ pub struct Which<'a> {
 }
 
 /// What the box holds on the host now, and how many processes are in it.
-pub fn held_by(at: BoxAt<'_>, record: &Record, which: Which<'_>) -> (Held, u64) {
-    let Which { keeper, is_live, most, processes } = which;
+pub fn held_by(at: BoxAt<'_>, record: &Record, which: ChosenProcesses<'_>) -> (Held, u64) {
+    let ChosenProcesses { keeper, is_live, most, processes } = which;
     let mut held = Held::default();
     let cgroup = CgroupReader::new(at, record);
     let tree = cgroup.tree();

@@ -21,7 +21,7 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::holdings::census::Processes;
 use crate::holdings::cgroup::CgroupReader;
-use crate::holdings::held::{Held, Which, held_by};
+use crate::holdings::held::{ChosenProcesses, Held, held_by};
 use crate::host::layout::BoxAt;
 use crate::record::lines::HeldItem;
 use crate::record::{LockedRecord, Record};
@@ -132,7 +132,8 @@ impl<'a> Look<'a> {
             return Self { at, record, keeper, includes_past: false, processes: 0, held };
         }
         let processes = Processes::of_box(&members, shares_network(record));
-        let which = Which { keeper, is_live: true, most: CLOSELY_MAX, processes: &processes };
+        let which =
+            ChosenProcesses { keeper, is_live: true, most: CLOSELY_MAX, processes: &processes };
         let (held, count) = held_by(at, record, which);
         Self { at, record, keeper, includes_past: false, processes: count, held }
     }

@@ -165,7 +165,7 @@ pub struct GaugedUse {
 /// One object of the host that a box holds now.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Holding {
+pub struct HeldObject {
     pub kind: &'static str,
     pub what: String,
 }
@@ -180,7 +180,7 @@ pub struct Details {
     pub usage: Option<Usage>,
     /// The cgroups below which it was made, one in each hierarchy.
     pub cgroup_parents: Vec<String>,
-    pub holdings: Vec<Holding>,
+    pub holdings: Vec<HeldObject>,
 }
 
 /// The error for a reference to a box that does not exist.

@@ -14,7 +14,7 @@ use crate::holdings::cgroup::{CgroupReader, CgroupUsage};
 use crate::holdings::{HOLDINGS, Look, name};
 use crate::host::layout::BoxAt;
 use crate::host::state_root;
-use crate::observe::view::{Details, GaugedUse, Holding, State, Status, Usage, has_ended};
+use crate::observe::view::{Details, GaugedUse, HeldObject, State, Status, Usage, has_ended};
 use crate::observe::{Observation, Ownership};
 use crate::record::Record;
 use crate::record::lines::HeldItem;
@@ -171,7 +171,7 @@ fn seen_by_keeper(at: BoxAt<'_>, observation: &Observation, until: Instant) -> O
 }
 
 /// Returns what the box holds on the host now, as the table of holdings finds it.
-fn holdings(at: BoxAt<'_>, observation: &Observation) -> Vec<Holding> {
+fn holdings(at: BoxAt<'_>, observation: &Observation) -> Vec<HeldObject> {
     let keeper = observation.keeper().map(|keeper| keeper.pid());
     let look = Look::at(at, &observation.record, keeper);
     let found = HOLDINGS.iter().filter_map(|holding| Some((holding.kind, look.find(holding)?)));
@@ -179,7 +179,7 @@ fn holdings(at: BoxAt<'_>, observation: &Observation) -> Vec<Holding> {
 }
 
 /// One entry for each object that has a name, and one for those that only count.
-fn shown(kind: &'static str, item: &HeldItem) -> Vec<Holding> {
+fn shown(kind: &'static str, item: &HeldItem) -> Vec<HeldObject> {
     let named = item.what.iter().cloned();
     let unnamed = item.count.unwrap_or(0).saturating_sub(item.what.len() as u64);
     let rest = match (item.bytes, unnamed) {
@@ -188,7 +188,7 @@ fn shown(kind: &'static str, item: &HeldItem) -> Vec<Holding> {
         (None, some) if item.what.is_empty() => Some(some.to_string()),
         (None, some) => Some(format!("{some} more")),
     };
-    named.chain(rest).map(|what| Holding { kind, what }).collect()
+    named.chain(rest).map(|what| HeldObject { kind, what }).collect()
 }
 
 fn without_keeper(pids: u64) -> u64 {

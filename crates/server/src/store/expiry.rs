@@ -50,7 +50,7 @@ pub fn is_expired(created_at: Timestamp, now: Timestamp, ttl: Duration) -> bool 
 }
 
 /// What the store has of one file.
-enum Found {
+enum FoundFile {
     Whole(Object),
     /// The content is shorter or longer than the record says.
     Torn(Object),
@@ -135,17 +135,17 @@ impl Store {
     ) -> Result<(), ServiceError> {
         let ttl = self.ttl();
         let removed = match found(files, file)? {
-            Found::Whole(object) if !is_expired(object.created_at, now, ttl) => {
+            FoundFile::Whole(object) if !is_expired(object.created_at, now, ttl) => {
                 self.saw_file_of(object.created_at);
                 keep(&object);
                 return Ok(());
             }
-            Found::Whole(object) | Found::Torn(object) => Some(object),
-            Found::UnreadableRecord { since } if !is_expired(since, now, ttl) => {
+            FoundFile::Whole(object) | FoundFile::Torn(object) => Some(object),
+            FoundFile::UnreadableRecord { since } if !is_expired(since, now, ttl) => {
                 self.saw_file_of(since);
                 return Ok(());
             }
-            Found::WithoutRecord | Found::UnreadableRecord { .. } => None,
+            FoundFile::WithoutRecord | FoundFile::UnreadableRecord { .. } => None,
         };
         files.erase(file)?;
         if let Some(object) = removed {
@@ -161,15 +161,15 @@ impl Store {
     }
 }
 
-fn found(files: &SessionFiles, file: &Id) -> Result<Found, ServiceError> {
+fn found(files: &SessionFiles, file: &Id) -> Result<FoundFile, ServiceError> {
     if let Some(object) = files.object(file)? {
-        return Ok(Found::Whole(object));
+        return Ok(FoundFile::Whole(object));
     }
     if let Some(object) = files.record(file)? {
-        return Ok(Found::Torn(object));
+        return Ok(FoundFile::Torn(object));
     }
     Ok(match files.record_changed_at(file)? {
-        Some(since) => Found::UnreadableRecord { since },
-        None => Found::WithoutRecord,
+        Some(since) => FoundFile::UnreadableRecord { since },
+        None => FoundFile::WithoutRecord,
     })
 }

@@ -6,13 +6,13 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 /// Names and values of labels. Every value is known in advance.
-type Labels<const N: usize> = [(&'static str, &'static str); N];
+type PoolLabels<const N: usize> = [(&'static str, &'static str); N];
 
 #[derive(Debug, Default)]
 pub struct PoolMetrics {
-    members: Family<Labels<2>, Gauge>,
-    claims: Family<Labels<2>, Counter>,
-    misses: Family<Labels<1>, Counter>,
+    members: Family<PoolLabels<2>, Gauge>,
+    claims: Family<PoolLabels<2>, Counter>,
+    misses: Family<PoolLabels<1>, Counter>,
 }
 
 /// What each pool has ready.

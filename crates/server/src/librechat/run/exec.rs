@@ -13,7 +13,7 @@ use crate::librechat::answer::Answer;
 use crate::librechat::files::upload::USER_ID_BYTES_MAX;
 use crate::librechat::run::box_spec::CodeRun;
 use crate::librechat::run::inputs::{self, FileRef, SessionInputs};
-use crate::librechat::run::outputs::{Collected, LeftFile, Outputs};
+use crate::librechat::run::outputs::{Collected, LeftFile, SessionOutputs};
 use crate::librechat::run::session::{self, Hint};
 use crate::librechat::state::LibreChat;
 use crate::librechat::tools::calls::{self, Call, Forged};
@@ -120,7 +120,7 @@ async fn execute(
 pub struct LibreChatRun {
     pub work: CodeRun,
     pub inputs: SessionInputs,
-    pub outputs: Outputs,
+    pub outputs: SessionOutputs,
     /// Whether the answer lists unchanged inputs. First-generation clients take every listed file
     /// for one that this execution made, and then look for it in the wrong session.
     lists_inherited: bool,
@@ -137,7 +137,7 @@ impl LibreChatRun {
     ) -> Result<Self, ServiceError> {
         let lists_inherited = files.iter().all(|file| file.storage_session_id.is_some());
         let inputs = inputs::find(app, principal, files, user_id.as_deref()).await?;
-        let outputs = Outputs {
+        let outputs = SessionOutputs {
             app: app.clone(),
             session: Id::random(),
             owner: principal.owner(&Resource::User),
@@ -166,7 +166,7 @@ impl LibreChatRun {
             ..RunRequest::new(self.work.spec, self.work.exec, output_bytes_max)
         };
         let mut output = app.service.run(caller, request, OutputSink::Keep).await?;
-        let nothing = || (Outputs::of_failed(&self.inputs), Ok(Vec::new()));
+        let nothing = || (SessionOutputs::of_failed(&self.inputs), Ok(Vec::new()));
         let (mut collected, calls) = output.collected.take().unwrap_or_else(nothing);
         if !self.lists_inherited {
             collected.left.retain(|file| matches!(file, LeftFile::Kept(_)));
@@ -176,7 +176,7 @@ impl LibreChatRun {
 }
 
 fn collect(
-    outputs: Outputs,
+    outputs: SessionOutputs,
     inputs: SessionInputs,
     language: Option<ToolLanguage>,
 ) -> Collect<(Collected, Result<Vec<Call>, Forged>)> {
@@ -184,8 +184,11 @@ fn collect(
         let calls = language.map_or(Ok(Vec::new()), |language| calls::collect(files, language));
         // Code with open calls runs again, and its files are collected then.
         let is_done = end.is_success() && calls.as_ref().is_ok_and(Vec::is_empty);
-        let collected =
-            if is_done { outputs.collect(files, &inputs) } else { Outputs::of_failed(&inputs) };
+        let collected = if is_done {
+            outputs.collect(files, &inputs)
+        } else {
+            SessionOutputs::of_failed(&inputs)
+        };
         Ok((collected, calls))
     })
 }

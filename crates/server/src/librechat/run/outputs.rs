@@ -23,7 +23,7 @@ use crate::work::files::BoxFiles;
 
 /// The store for the files, and their owner.
 #[derive(Debug, Clone)]
-pub struct Outputs {
+pub struct SessionOutputs {
     pub app: LibreChat,
     pub session: Id,
     pub owner: Owner,
@@ -84,7 +84,7 @@ const DIRECTORY_KEPT: &str = ".dirkeep";
 const SKIPPED_NAMED_MAX: usize = 20;
 const SKIPPED_CHARACTERS_MAX: usize = 256;
 
-impl Outputs {
+impl SessionOutputs {
     /// The files of a failed program: none is kept, which clients tell the model.
     pub fn of_failed(inputs: &SessionInputs) -> Collected {
         Collected {

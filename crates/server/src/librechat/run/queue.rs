@@ -87,7 +87,8 @@ impl QueuedCall {
     pub async fn turn(self, app: &LibreChat) -> Result<SessionTurn, ServiceError> {
         let within = app.config().librechat.session_wait.0;
         let metrics = &app.metrics;
-        let (began, _waiting) = (Instant::now(), Waiting::begin(&metrics.session_calls_waiting));
+        let (began, _waiting) =
+            (Instant::now(), WaitingCall::begin(&metrics.session_calls_waiting));
         let turn = tokio::select! {
             biased;
             () = app.shutdown.draining() => Err(ServiceError::stopping()),
@@ -114,16 +115,16 @@ fn busy() -> ServiceError {
 }
 
 /// A call that waits, until this is dropped.
-struct Waiting<'a>(&'a Gauge);
+struct WaitingCall<'a>(&'a Gauge);
 
-impl<'a> Waiting<'a> {
+impl<'a> WaitingCall<'a> {
     fn begin(count: &'a Gauge) -> Self {
         count.inc();
         Self(count)
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for WaitingCall<'_> {
     fn drop(&mut self) {
         self.0.dec();
     }

@@ -18,7 +18,7 @@ use crate::librechat::answer::{Answer, Runtime, RuntimeStatus};
 use crate::librechat::run::exec::LibreChatRun;
 use crate::librechat::run::inputs::SessionInputs;
 use crate::librechat::run::known::Known;
-use crate::librechat::run::outputs::{Collected, LeftFile, Outputs};
+use crate::librechat::run::outputs::{Collected, LeftFile, SessionOutputs};
 use crate::librechat::run::queue::SessionTurn;
 use crate::librechat::state::LibreChat;
 use crate::store::owner::Principal;
@@ -158,12 +158,12 @@ impl SessionCall {
         &self,
         id: &BoxId,
         output: &RunOutput,
-        outputs: Outputs,
+        outputs: SessionOutputs,
         inputs: &SessionInputs,
         known: &mut Known,
     ) -> Result<Collected, ServiceError> {
         if !output.end.is_success() {
-            return Ok(Outputs::of_failed(inputs));
+            return Ok(SessionOutputs::of_failed(inputs));
         }
         let before = known.files().clone();
         let collect = move |files: BoxFiles<'_>| Ok(outputs.collect(files, &before));
