@@ -20,7 +20,7 @@ use crate::error::{Context, Error, ErrorKind, Hint, LimitName};
 use crate::history;
 use crate::host::layout::{BoxAt, StateRoot};
 use crate::record::LockedRecord;
-use crate::session::{Event, Reserve, Session};
+use crate::session::{Event, Session, TeardownFds};
 use crate::spec::{BoxId, DetachOptions, Limit, Spec, quantity};
 
 /// How long a box may take to start. A file system that does not answer must not block the creator
@@ -47,7 +47,7 @@ pub fn start(
 ) -> Result<Started, Error> {
     let options = &with_log_in_memory(options, spec)?;
     let id = BoxId::random();
-    let reserve = Reserve::take().context(|| "cannot reserve descriptors".into())?;
+    let reserve = TeardownFds::take().context(|| "cannot reserve descriptors".into())?;
     let record = create::record(root.at(&id), spec, Some(options), tend)?;
     start_recorded(root.at(&id), (record, reserve), (spec, options, given_up), tend)
 }
@@ -61,7 +61,7 @@ pub fn start_as(
     tend: &dyn Fn(),
 ) -> Result<Option<Started>, Error> {
     let options = &with_log_in_memory(options, spec)?;
-    let reserve = Reserve::take().context(|| "cannot reserve descriptors".into())?;
+    let reserve = TeardownFds::take().context(|| "cannot reserve descriptors".into())?;
     let record = match create::record(at, spec, Some(options), tend) {
         Err(error) if is_taken(&error) => return Ok(None),
         record => record?,
@@ -83,7 +83,7 @@ fn was_detached(at: BoxAt<'_>) -> Result<bool, Error> {
 
 fn start_recorded(
     at: BoxAt<'_>,
-    (record, reserve): (LockedRecord, Reserve),
+    (record, reserve): (LockedRecord, TeardownFds),
     (spec, options, given_up): (&Spec, &DetachOptions, Option<BorrowedFd<'_>>),
     tend: &dyn Fn(),
 ) -> Result<Started, Error> {

@@ -49,7 +49,7 @@ use crate::record::files::DetachedFiles;
 use crate::record::lines::{KeeperLine, Lease};
 use crate::session::link::too_large;
 use crate::session::stdio::{Owner, Stdin, Stdio, Streams};
-use crate::session::{OwnedBox, Reserve, Session, WantedReceipt};
+use crate::session::{OwnedBox, Session, TeardownFds, WantedReceipt};
 use crate::spec::{BoxId, DetachOptions, Isolation, Limit, Network, Spec, Terminal, quantity};
 use crate::teardown::{forget, roll_back};
 use crate::time::from_now;
@@ -121,7 +121,7 @@ impl Prepared {
 /// boxes: while the keeper works, and before a failure is final.
 pub fn run(root: &StateRoot, spec: &Spec, stdin: Stdin, tend: &dyn Fn()) -> Result<Session, Error> {
     let id = BoxId::random();
-    let reserve = Reserve::take().context(|| "cannot reserve descriptors".into())?;
+    let reserve = TeardownFds::take().context(|| "cannot reserve descriptors".into())?;
     let record = record(root.at(&id), spec, None, tend)?;
     make(root.at(&id), record, reserve, NewBox { spec, mode: Mode::Attached(stdin) }, tend)
 }
@@ -130,7 +130,7 @@ pub fn run(root: &StateRoot, spec: &Spec, stdin: Stdin, tend: &dyn Fn()) -> Resu
 fn make(
     at: BoxAt<'_>,
     record: LockedRecord,
-    reserve: Reserve,
+    reserve: TeardownFds,
     new: NewBox<'_>,
     tend: &dyn Fn(),
 ) -> Result<Session, Error> {
@@ -171,7 +171,7 @@ fn abandon(at: BoxAt<'_>, record: LockedRecord, why: Error, tend: &dyn Fn()) -> 
 pub fn prepare(
     at: BoxAt<'_>,
     mut record: LockedRecord,
-    reserve: Reserve,
+    reserve: TeardownFds,
     new: NewBox<'_>,
     tend: &dyn Fn(),
 ) -> Result<Prepared, Error> {
@@ -344,7 +344,7 @@ impl StartedKeeper {
         self,
         at: BoxAt<'_>,
         record: LockedRecord,
-        reserve: Reserve,
+        reserve: TeardownFds,
         spec: &Spec,
     ) -> Session {
         Session::new(at.id.clone(), self.link, self.streams, None)

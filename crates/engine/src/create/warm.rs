@@ -14,7 +14,7 @@ use crate::error::{Context, Error};
 use crate::host::layout::StateRoot;
 use crate::record::lines::Line;
 use crate::session::stdio::Stdin;
-use crate::session::{Reserve, Session};
+use crate::session::{Session, TeardownFds};
 use crate::spec::{BoxId, Spec};
 
 /// Makes a box that waits in a pool.
@@ -26,7 +26,7 @@ pub fn wait(
 ) -> Result<Prepared, Error> {
     let id = BoxId::random();
     let at = root.at(&id);
-    let reserve = Reserve::take().context(|| "cannot reserve descriptors".into())?;
+    let reserve = TeardownFds::take().context(|| "cannot reserve descriptors".into())?;
     let mut record = create::record(at, spec, None, tend)?;
     let line = Line::Warm { pool: pool.to_owned(), at_ns: boot_ns() };
     if let Err(error) = record.add(line).context(|| format!("cannot record the pool of box {id}")) {

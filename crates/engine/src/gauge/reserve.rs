@@ -42,9 +42,9 @@ impl OpenFile {
 
 /// Descriptors that are released for work that must open files.
 #[derive(Debug)]
-pub struct ReservedFds(Vec<OwnedFd>);
+pub struct GaugeFds(Vec<OwnedFd>);
 
-impl ReservedFds {
+impl GaugeFds {
     /// Reserves what is free now, and the rest as soon as there is more.
     pub fn reserve() -> Self {
         let mut reserved = Self(Vec::new());

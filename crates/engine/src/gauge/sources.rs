@@ -13,7 +13,7 @@ use tare_kernel::fds::open_directory;
 use tare_kernel::procfs::Procfs;
 
 use crate::gauge::reading::{Gauge, Reading};
-use crate::gauge::reserve::{OpenFile, ReservedFds, count_entries};
+use crate::gauge::reserve::{GaugeFds, OpenFile, count_entries};
 use crate::host::state_root;
 
 /// What a source says: how much is used, of which limit, and what the limit is.
@@ -167,7 +167,7 @@ impl OwnDescriptors {
 #[derive(Debug)]
 pub struct UserPids {
     procfs: Procfs,
-    reserved: ReservedFds,
+    reserved: GaugeFds,
     last: Option<Count>,
 }
 
@@ -186,7 +186,7 @@ impl UserPids {
         if is_exempt(in_first_namespace) {
             return None;
         }
-        Some(Self { procfs: Procfs::open().ok()?, reserved: ReservedFds::reserve(), last: None })
+        Some(Self { procfs: Procfs::open().ok()?, reserved: GaugeFds::reserve(), last: None })
     }
 
     pub fn read(&mut self) -> Option<Reading> {

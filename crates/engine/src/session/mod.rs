@@ -122,7 +122,7 @@ pub struct OwnedBox {
     /// Held until the box is gone, so that no other box gets its user ids earlier.
     pub claim: RefCell<Option<OwnedFd>>,
     pub receipt: WantedReceipt,
-    pub reserve: Option<Reserve>,
+    pub reserve: Option<TeardownFds>,
     /// Defaults that this host cannot enforce, one sentence each.
     pub notes: Vec<String>,
 }
@@ -538,11 +538,11 @@ fn is_terminal_master(fd: &OwnedFd) -> bool {
 /// Reserves as many descriptors as teardown has open at once, so that a process that has used up its
 /// descriptors can still end its boxes.
 #[derive(Debug)]
-pub struct Reserve {
+pub struct TeardownFds {
     _spare: [OwnedFd; 6],
 }
 
-impl Reserve {
+impl TeardownFds {
     pub(crate) fn take() -> std::io::Result<Self> {
         let first = open_null()?;
         let again = || first.try_clone();

@@ -54,8 +54,8 @@ impl DescriptorBudget {
         Self { descriptors }
     }
 
-    /// The reserve, which boxes do not use.
-    pub fn reserved(self) -> u64 {
+    /// The descriptors that are kept for requests. Boxes do not use them.
+    pub fn for_requests(self) -> u64 {
         self.descriptors * 3 / 8
     }
 
@@ -69,7 +69,7 @@ impl DescriptorBudget {
     }
 
     fn runs(self) -> usize {
-        let left = self.descriptors.saturating_sub(self.reserved() + OWN);
+        let left = self.descriptors.saturating_sub(self.for_requests() + OWN);
         as_count((left / PER_RUN).max(1))
     }
 
@@ -106,7 +106,7 @@ fn as_count(count: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::listen::RESERVE;
+    use crate::http::listen::ESSENTIAL_CONNECTIONS;
 
     #[test]
     fn with_many_descriptors_nothing_is_lowered() {
@@ -124,9 +124,9 @@ mod tests {
             assert!(lowered.contains(&"connections"), "{descriptors}");
             assert!(limits.runs >= 1 && limits.runs_waiting < limits.connections);
             let runs = OWN + limits.runs as u64 * PER_RUN;
-            let others = (limits.connections + RESERVE + budget.calls()) as u64;
-            assert!(runs + budget.reserved() <= descriptors, "{descriptors}");
-            assert!(others <= budget.reserved(), "{descriptors}");
+            let others = (limits.connections + ESSENTIAL_CONNECTIONS + budget.calls()) as u64;
+            assert!(runs + budget.for_requests() <= descriptors, "{descriptors}");
+            assert!(others <= budget.for_requests(), "{descriptors}");
         }
     }
 }

@@ -238,5 +238,5 @@ impl PressureState {
 
 /// What the configuration says about gauges now, and the descriptors that boxes must leave free.
 fn settings(config: &CurrentConfig) -> GaugeSettings {
-    config.get().gauge_settings(DescriptorBudget::found().reserved())
+    config.get().gauge_settings(DescriptorBudget::found().for_requests())
 }

@@ -104,9 +104,9 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
 
 /// Connections beyond `[limits] connections`, for [`ESSENTIAL`] routes only. With them an operator can
 /// look at a server whose other connections are all in use, and end boxes.
-pub const RESERVE: usize = 16;
+pub const ESSENTIAL_CONNECTIONS: usize = 16;
 /// The time limit for the head of a request on a connection of the reserve.
-const RESERVE_HEAD_WITHIN: Duration = Duration::from_secs(2);
+const ESSENTIAL_HEAD_WITHIN: Duration = Duration::from_secs(2);
 
 /// A connection of the reserve that has sent no request for this long is idle.
 const IDLE_AFTER: Duration = Duration::from_millis(50);
@@ -214,7 +214,7 @@ pub async fn serve(listener: Listener, router: Router, http: Http) {
     let most = http.config().limits.connections;
     let mut seats = Seats {
         ordinary: Arc::new(Semaphore::new(most)),
-        reserve: Arc::new(Semaphore::new(RESERVE)),
+        reserve: Arc::new(Semaphore::new(ESSENTIAL_CONNECTIONS)),
         reserved: VecDeque::new(),
     };
     tokio::select! {
@@ -222,7 +222,7 @@ pub async fn serve(listener: Listener, router: Router, http: Http) {
         () = http.shutdown.draining() => {}
     }
     drop(listener);
-    for (semaphore, most) in [(&seats.ordinary, most), (&seats.reserve, RESERVE)] {
+    for (semaphore, most) in [(&seats.ordinary, most), (&seats.reserve, ESSENTIAL_CONNECTIONS)] {
         let all = u32::try_from(most).unwrap_or(u32::MAX);
         semaphore.acquire_many(all).await.ok();
     }
@@ -275,7 +275,7 @@ fn serve_connection<S: AsyncRead + AsyncWrite + AsFd + Unpin + Send + 'static>(
     let stream = WriteTimeout::new(stream, client_timeout);
     let (head_within, close) = match &seat.reserved {
         None => (HEAD_WITHIN, CancellationToken::new()),
-        Some(reserved) => (RESERVE_HEAD_WITHIN, reserved.close.clone()),
+        Some(reserved) => (ESSENTIAL_HEAD_WITHIN, reserved.close.clone()),
     };
     let reserved = seat.reserved.clone();
     let service = router.clone().map_request(move |mut request: Request<Incoming>| {
