@@ -45,7 +45,9 @@ pub use holdings::cgroup::STILL_POPULATED;
 pub use holdings::held::{Held, HeldNamespace, HeldPort, HeldProcess};
 pub use host::cgroups::CgroupParent;
 pub use host::{CgroupRoots, Host};
-pub use observe::view::{Cause, Details, End, GaugedUse, HeldObject, Pressure, State, Status, Usage};
+pub use observe::view::{
+    Cause, Details, End, GaugedUse, HeldObject, Pressure, State, Status, Usage,
+};
 pub use operate::change::Changes;
 pub use operate::filter::{BoxFilter, Condition};
 pub use operate::find::Scope;

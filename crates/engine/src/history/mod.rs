@@ -18,7 +18,7 @@ use tare_control::End;
 use crate::error::{Context, Error, ErrorKind, Hint};
 use crate::history::sentence::{Circumstances, Sentence, Subject};
 use crate::history::steps::{History, Now, Removal, Sources};
-use crate::history::store::{Found, HistorySettings, HistoryStore, Wanted};
+use crate::history::store::{HistorySettings, HistoryStore, Lookup, Wanted};
 use crate::holdings::cgroup;
 use crate::host::layout::{BoxAt, StateRoot};
 use crate::host::state_root;
@@ -181,7 +181,7 @@ pub fn explain_former(
     for one in found.into_iter().filter(|it| is_seen(it.sources())) {
         let is_its =
             one.sources().id.as_str() == reference || had_name_until(one.sources()).is_some();
-        expired |= is_its && matches!(one, Found::Expired(_));
+        expired |= is_its && matches!(one, Lookup::Expired(_));
         known.extend(one.kept());
     }
     let mut recorded = recorded(root)?;
@@ -246,13 +246,13 @@ pub fn removed_box(root: &StateRoot, id: &BoxId) -> Option<RemovedBox> {
 /// Returns the sources of all removed boxes that are still kept, the oldest first.
 pub fn all_removed(root: &StateRoot) -> Result<Vec<Sources>, Error> {
     let found = find(root, &[Wanted::Id("")])?;
-    Ok(found.into_iter().rev().filter_map(Found::kept).collect())
+    Ok(found.into_iter().rev().filter_map(Lookup::kept).collect())
 }
 
 /// Returns the sources of a removed box that are still kept.
 pub fn removed(root: &StateRoot, id: &BoxId) -> Result<Option<Sources>, Error> {
     let found = find(root, &[Wanted::Id(id.as_str())])?;
-    Ok(found.into_iter().filter_map(Found::kept).find(|sources| sources.id == *id))
+    Ok(found.into_iter().filter_map(Lookup::kept).find(|sources| sources.id == *id))
 }
 
 /// Reads the sources of all boxes that have a record.
@@ -268,7 +268,7 @@ fn recorded(root: &StateRoot) -> Result<Vec<Sources>, Error> {
     Ok(ids.iter().filter_map(sources).collect())
 }
 
-fn find(root: &StateRoot, wanted: &[Wanted<'_>]) -> Result<Vec<Found>, Error> {
+fn find(root: &StateRoot, wanted: &[Wanted<'_>]) -> Result<Vec<Lookup>, Error> {
     let path = root.layout.histories();
     store(root, &path).find(wanted).map_err(|error| {
         let message = format!("cannot read the histories of removed boxes, {}", quoted(&path));
@@ -313,7 +313,7 @@ pub fn receipt(
     let wanted = [Wanted::Id(reference), Wanted::Name(name)];
     let found = if reference.is_empty() { Vec::new() } else { find(root, &wanted)? };
     // The newest first.
-    let mut known: Vec<Sources> = found.into_iter().filter_map(Found::kept).collect();
+    let mut known: Vec<Sources> = found.into_iter().filter_map(Lookup::kept).collect();
     known.retain(|it| sees(it.tenant()));
     let had_name = |it: &&Sources| {
         let is_its = tenant.is_none() || it.tenant() == tenant.as_ref();

@@ -177,7 +177,7 @@ impl<'a> Circumstances<'a> {
     /// How many processes the kernel killed for memory, and which if its log says it.
     fn oom_killed(&self) -> String {
         let kills = self.evidence.and_then(|evidence| evidence.oom_kills).unwrap_or(1).max(1);
-        let count = Count(kills, "process killed", "processes killed");
+        let count = Plural(kills, "process killed", "processes killed");
         match self.evidence.map(|evidence| evidence.oom_killed.join(", ")) {
             Some(names) if !names.is_empty() => format!("{count}: {names}"),
             Some(_) | None => count.to_string(),
@@ -191,7 +191,7 @@ impl<'a> Circumstances<'a> {
     fn refused(&self) -> String {
         let evidence = self.evidence;
         let refused = evidence.and_then(|it| it.pids_refused).unwrap_or(1).max(1);
-        let refused = Count(refused, "new process", "new processes");
+        let refused = Plural(refused, "new process", "new processes");
         match evidence.and_then(|it| it.pids_limit) {
             Some(limit) => format!("{refused}: process limit of {limit} reached"),
             None => format!("{refused}: process limit reached"),
@@ -245,9 +245,9 @@ impl<'a> Circumstances<'a> {
 const SIGKILL: i32 = 9;
 
 /// A number of things, in words.
-struct Count(u64, &'static str, &'static str);
+struct Plural(u64, &'static str, &'static str);
 
-impl fmt::Display for Count {
+impl fmt::Display for Plural {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(number, one, many) = self;
         write!(f, "{number} {}", if *number == 1 { one } else { many })

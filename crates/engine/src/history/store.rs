@@ -110,7 +110,7 @@ pub enum Wanted<'a> {
 
 /// What was found about a box.
 #[derive(Debug)]
-pub enum Found {
+pub enum Lookup {
     Kept(Box<Sources>),
     /// The time for which its history was kept has passed.
     Expired(Box<Sources>),
@@ -164,9 +164,9 @@ impl HistoryStore<'_> {
 
     /// Returns the histories of boxes, the newest first. Of a box with several lines, the last one
     /// counts.
-    pub fn find(&self, wanted: &[Wanted<'_>]) -> io::Result<Vec<Found>> {
+    pub fn find(&self, wanted: &[Wanted<'_>]) -> io::Result<Vec<Lookup>> {
         let patterns: Vec<Vec<u8>> = wanted.iter().map(Wanted::pattern).collect();
-        let mut found: Vec<Found> = Vec::new();
+        let mut found: Vec<Lookup> = Vec::new();
         self.each_segment(|segment| {
             let lines = lines_with(segment, &patterns);
             for line in lines.into_iter().rev().filter_map(parse) {
@@ -174,8 +174,8 @@ impl HistoryStore<'_> {
                 let sources = line.sources;
                 match found.iter_mut().find(|it| it.sources().id == sources.id) {
                     Some(later) => later.add_end_of(sources),
-                    None if is_kept => found.push(Found::Kept(Box::new(sources))),
-                    None => found.push(Found::Expired(Box::new(sources))),
+                    None if is_kept => found.push(Lookup::Kept(Box::new(sources))),
+                    None => found.push(Lookup::Expired(Box::new(sources))),
                 }
             }
         })?;
@@ -278,7 +278,7 @@ impl Wanted<'_> {
     }
 }
 
-impl Found {
+impl Lookup {
     pub fn sources(&self) -> &Sources {
         match self {
             Self::Kept(sources) | Self::Expired(sources) => sources,

@@ -76,7 +76,7 @@ fn told(sources: &Sources) -> History {
 /// Returns the histories that are kept, the newest first.
 fn kept(path: &Path) -> Vec<Sources> {
     let found = store(path).find(&[Wanted::Id("")]).unwrap();
-    found.into_iter().filter_map(Found::kept).collect()
+    found.into_iter().filter_map(Lookup::kept).collect()
 }
 
 /// Returns their ids and texts.
@@ -129,13 +129,13 @@ fn a_history_is_kept_for_its_retention_also_past_a_boot() {
     assert!(!path.exists(), "nothing of it is to be kept");
     add(&path, &sources("short"), Duration::from_nanos(1));
     assert_eq!(read(&path), []);
-    assert!(matches!(store(&path).find(&[Wanted::Id("")]).unwrap()[..], [Found::Expired(_)]));
+    assert!(matches!(store(&path).find(&[Wanted::Id("")]).unwrap()[..], [Lookup::Expired(_)]));
     let long = sources("long");
     add(&path, &long, HOUR);
     assert_eq!(read(&path), expected(&[&long]));
     let later = HistoryStore { path: &path, boot_id: "another-boot" };
     let found = later.find(&[Wanted::Id(long.id.as_str())]).unwrap();
-    assert!(matches!(found[..], [Found::Kept(_)]));
+    assert!(matches!(found[..], [Lookup::Kept(_)]));
 }
 
 #[test]

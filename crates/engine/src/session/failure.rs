@@ -101,13 +101,13 @@ fn setup_hint(step: SetupStep, errno: i32) -> Option<Hint> {
 
 /// The command of a failed start, for its error.
 #[derive(Debug, Clone, Copy)]
-pub struct Subject<'a> {
+pub struct LaunchSubject<'a> {
     pub command: Option<&'a OsString>,
     pub workdir: Option<&'a Path>,
 }
 
 /// Returns the error for a command that could not be started.
-pub fn launch(step: LaunchStep, errno: i32, subject: Subject<'_>) -> Error {
+pub fn launch(step: LaunchStep, errno: i32, subject: LaunchSubject<'_>) -> Error {
     let why = io::Error::from_raw_os_error(errno);
     match step {
         LaunchStep::Exec => {

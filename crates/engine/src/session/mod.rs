@@ -40,7 +40,7 @@ use crate::host::layout::StateRoot;
 use crate::receipt::{self, Receipt};
 use crate::record::LockedRecord;
 use crate::record::lines::{ClaimedLine, EndedLine, Evidence, HeldLine, Line, Reason, asked_for};
-use crate::session::failure::Subject;
+use crate::session::failure::LaunchSubject;
 use crate::session::stdio::Streams;
 use crate::spec::{BoxId, Spec};
 use crate::teardown::{Leave, OWN_WITHIN, Order, Own, roll_back, tear_down};
@@ -329,8 +329,10 @@ impl Session {
                 Event::Failed(failure::setup(step, &subject, errno))
             }
             Report::LaunchFailed { step, errno } => {
-                let subject =
-                    Subject { command: self.command.as_ref(), workdir: self.workdir.as_deref() };
+                let subject = LaunchSubject {
+                    command: self.command.as_ref(),
+                    workdir: self.workdir.as_deref(),
+                };
                 Event::Failed(failure::launch(step, errno, subject))
             }
             Report::Refused(refusal) => Event::Failed(link::refused(&self.id, refusal)),
