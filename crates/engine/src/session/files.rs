@@ -30,6 +30,8 @@ use crate::spec::shown::quoted;
 
 /// How much of a program's status is read.
 const STATUS_BYTES_MAX: usize = 4096;
+/// How long a program that has failed may take to exit.
+const FAILED_WITHIN: Duration = Duration::from_secs(1);
 /// How long a program may take to report that it is ready.
 const READY_WITHIN: Duration = Duration::from_secs(10);
 /// How long a program may take to end after its stream is closed.
@@ -295,7 +297,12 @@ impl InBoxProgram {
         let rest = self.text.split_off(end + 1);
         let line = std::mem::replace(&mut self.text, rest);
         let line = String::from_utf8_lossy(&line[..end]).into_owned();
-        Ok(line.parse().map_or(Ready::Other(line), Ready::Status))
+        let ready = line.parse().map_or(Ready::Other(line), Ready::Status);
+        if !matches!(ready, Ready::Status(ProgramStatus::Ready { .. })) {
+            // It is about to exit. A client that hangs up now would seem to have ended it.
+            self.run_until(FAILED_WITHIN, |_| false).ok();
+        }
+        Ok(ready)
     }
 
     /// Waits until it has ended. Its stream is closed, so that it has nothing to wait for;
