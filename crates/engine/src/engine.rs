@@ -362,8 +362,10 @@ impl Engine {
     /// Ends a box that has not stopped after the grace period, and returns when tare has seen that it
     /// is gone. If its record was removed because it is damaged, returns the damage.
     pub fn end_stop(&self, stopping: &Stopping) -> Result<Option<String>, Error> {
+        let ended = stop::end_stop(&self.root, stopping, self.end_within);
+        // Later, because cleaning up could remove the stopped box for another reason.
         self.cleaned();
-        stop::end_stop(&self.root, stopping, self.end_within)
+        ended
     }
 
     /// Kills the whole box.
