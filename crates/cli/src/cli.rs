@@ -87,7 +87,7 @@ pub enum Command {
     Stats(stats::StatsArgs),
     /// Print everything that is known about boxes, as a JSON array
     Inspect(inspect::InspectArgs),
-    /// Show what happened to a box, even if it is gone
+    /// Show why a box ended and what happened to it, even if it is gone
     Explain(explain::ExplainArgs),
     /// Show what a removed box had held, and when it was seen gone
     Receipt(receipt::ReceiptArgs),
