@@ -228,8 +228,8 @@ mod tests {
             let series = series(Measure::HistoryBytes, values);
             Drift::of(Measure::HistoryBytes, &series).unwrap()
         };
-        assert_eq!(drift(&[0.0, 5e5, 1_048_576.0]).complaint, None);
-        assert!(drift(&[0.0, 2e6, 5e5]).complaint.is_some());
+        assert_eq!(drift(&[0.0, 5e6, 67_108_864.0]).complaint, None);
+        assert!(drift(&[0.0, 2e8, 5e5]).complaint.is_some());
     }
 
     #[test]
