@@ -159,8 +159,8 @@ limits_are_written_to_the_kernel() {
 }
 
 memory_beyond_the_limit_ends_the_box() {
-    expect 137 "its limit is 32 MiB" tare run --memory 32m -- dd if=/dev/zero of=/dev/null bs=200M count=1
-    expect 137 "its limit is 32 MiB" tare run --memory 32m -- dd if=/dev/zero of=/tmp/full bs=1M count=100
+    expect 137 "memory limit of 32 MiB reached" tare run --memory 32m -- dd if=/dev/zero of=/dev/null bs=200M count=1
+    expect 137 "memory limit of 32 MiB reached" tare run --memory 32m -- dd if=/dev/zero of=/tmp/full bs=1M count=100
 }
 
 processes_are_limited() {
@@ -223,7 +223,7 @@ a_terminal_is_one() {
 
 contained_processes_see_the_host() {
     expect 0 "0" tare run --contain -- sh -c 'id -u && ls /srv'
-    expect 137 "its limit is 32 MiB" tare run --contain --memory 32m -- dd if=/dev/zero of=/dev/null bs=200M count=1
+    expect 137 "memory limit of 32 MiB reached" tare run --contain --memory 32m -- dd if=/dev/zero of=/dev/null bs=200M count=1
 }
 
 users_without_privileges_have_boxes() {
@@ -267,7 +267,7 @@ a_delegated_cgroup_gives_limits_to_users() {
     }
     in_scope 0 "hello" 'tare run --memory 64m --pids 20 --cpus 0.5 -- echo hello'
     scope_is_removed
-    in_scope 137 "its limit is 32 MiB" \
+    in_scope 137 "memory limit of 32 MiB reached" \
         'tare run --memory 32m -- dd if=/dev/zero of=/dev/null bs=200M count=1'
     scope_is_removed
     in_scope 0 "memory, pids, cpu can be limited" 'tare doctor'
