@@ -1,4 +1,4 @@
-//! A receipt: what a removed box had held, and when tare saw each of it gone, by which check.
+//! A receipt: what a removed box had held, and when tare saw each object gone, by which check.
 //!
 //! ```text
 //! look ─▶ [the record keeps it] ─▶ kill, release ─▶ see the end ─▶ [the record keeps it]
@@ -132,6 +132,17 @@ impl Ends {
 }
 
 impl Receipt {
+    /// Drops the names of all objects; their numbers stay. Returns false if there are none.
+    pub fn drop_names(&mut self) -> bool {
+        let held = self.held.iter_mut().map(|item| &mut item.what);
+        let names = held.chain(self.left_alone.iter_mut().map(|item| &mut item.what));
+        names.fold(false, |had, names| {
+            let has = !names.is_empty();
+            names.clear();
+            had || has
+        })
+    }
+
     /// The receipt of a box that is about to be removed.
     pub fn new(at: BoxAt<'_>, record: &Record, held: HeldLine, why: Reason) -> Self {
         let lines = &record.lines;

@@ -293,8 +293,9 @@ impl Sources {
         None
     }
 
-    /// Drops what a history can do without: first the details of the request, then the middle of
-    /// the lines and events. Returns false if nothing is left to drop.
+    /// Drops what a history can do without: first the details of the request, then the beginning of
+    /// stderr, the middle of the lines and events, and the names of objects in the receipt, which
+    /// counts them too. Returns false if nothing is left to drop.
     pub fn shorten(&mut self) -> bool {
         let mut is_shorter = false;
         for line in &mut self.lines {
@@ -310,12 +311,13 @@ impl Sources {
             is_shorter |= *spec != short;
             *spec = short;
         }
-        if is_shorter {
+        if is_shorter || self.stderr.as_mut().is_some_and(drop_first_half) {
             return true;
         }
         let lines = drop_middle(&mut self.lines);
         self.dropped = self.dropped.saturating_add(lines);
         lines + drop_middle(&mut self.events) > 0
+            || self.receipt.as_mut().is_some_and(Receipt::drop_names)
     }
 
     /// When the box ended, as far as it is known: by its keeper, by the process that killed it, or
@@ -413,6 +415,16 @@ impl RunLine {
 fn without_held(mut lines: Vec<Line>) -> Vec<Line> {
     lines.retain(|line| !matches!(line, Line::Held(_)));
     lines
+}
+
+/// Drops the first half of a text that is longer than a line. Returns false if it is not.
+fn drop_first_half(text: &mut String) -> bool {
+    let half = text.chars().count() / 2;
+    let is_long = half > TEXT_CHARS_MAX;
+    if is_long {
+        *text = text.chars().skip(half).collect();
+    }
+    is_long
 }
 
 /// Drops a quarter of a list from its middle, at least one item. The first and the last stay.

@@ -197,6 +197,27 @@ fn a_history_that_is_too_long_is_shortened() {
 }
 
 #[test]
+fn a_long_stderr_and_a_long_receipt_do_not_hide_the_history() {
+    let place = Place::new();
+    let path = place.histories();
+    let paths = vec!["/".repeat(1000); 32];
+    let receipt = serde_json::json!({
+        "version": 1, "id": BoxId::random(), "name": null, "key": null, "boot_id": BOOT,
+        "created_at": null, "looked": null, "why": "requested", "pid": 1, "complete": true,
+        "held": [], "left_alone": [{ "kind": "volume", "count": 32, "what": paths }],
+    });
+    let long = Sources {
+        stderr: crate::history::shown_stderr(&[0x1b; 2048]),
+        receipt: Some(serde_json::from_value(receipt).unwrap()),
+        ..sources("beginning")
+    };
+    add(&path, &long, HOUR);
+    let read = kept(&path).pop().expect("the history can be read");
+    assert!(read.stderr.is_some_and(|stderr| stderr.ends_with("\\u{1b}")));
+    assert_eq!(read.receipt.unwrap().left_alone[0].count, Some(32));
+}
+
+#[test]
 fn damage_hides_no_other_line() {
     let place = Place::new();
     let path = place.histories();
