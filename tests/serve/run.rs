@@ -73,12 +73,13 @@ fn outputs_that_are_missing_or_not_regular_files_are_listed() {
     let server = Server::start(&tare, &[]);
     let script =
         "mkfifo pipe; mkdir empty; echo a > plain; echo b > closed; chmod 0 closed; echo done";
-    let outputs = ["pipe", "plain", "closed", "none", "empty", "/dev/zero", "/dev/null", "*.png"];
+    let outputs =
+        ["pipe", "plain", "closed", "none", "empty", "/dev/zero", "/dev/null", "*.png", "clos*"];
     let request = json!({ "command": ["sh", "-c", script], "outputs": outputs });
     let answer = ran(&server, request);
     assert_eq!((&answer["exit_code"], &answer["stdout"]), (&json!(0), &json!("done\n")));
     assert_eq!(paths(&answer, "files"), ["plain"]);
-    let missing = ["pipe", "closed", "none", "/dev/zero", "/dev/null", "*.png"];
+    let missing = ["pipe", "closed", "none", "/dev/zero", "/dev/null", "*.png", "clos*"];
     assert_eq!(paths(&answer, "files_missing"), missing);
     assert_eq!(answer["files_omitted"], json!([]));
     let many = json!({ "command": ["true"], "outputs": vec!["a"; 1001] });

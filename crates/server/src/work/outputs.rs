@@ -1,7 +1,8 @@
 //! The files that a run returns: those that its request names, by path or by pattern.
 //!
 //! The archive comes from inside the box and is not trusted: its size is limited, and only regular
-//! files count. What does not fit is reported, and costs the client nothing else of the result.
+//! files count. A file that does not fit is reported, and the rest of the result is
+//! returned.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -140,12 +141,16 @@ impl BoxFiles<'_> {
                     places.push((path, wanted.below()));
                     continue;
                 }
-                found = Found::All;
                 looks += 1;
                 if entry.size > collecting.left {
                     collecting.omit(&Path::new(HOME).join(path), entry.size);
-                } else {
-                    self.collect_path(&path, collecting)?;
+                    found = Found::All;
+                    continue;
+                }
+                match self.collect_path(&path, collecting)? {
+                    Found::All => found = Found::All,
+                    Found::Nothing => {}
+                    Found::More => return Ok(Found::More),
                 }
             }
         }
