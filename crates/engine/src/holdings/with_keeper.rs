@@ -1,4 +1,4 @@
-//! What ends with the keeper of a box: the kernel releases it, and no other process has to.
+//! Holdings that the kernel releases when the keeper dies. No process has to release them.
 //!
 //! The keeper is PID 1 of the box's PID namespace. When it dies, the kernel kills every other
 //! process of the namespace, and reports the keeper dead only after all of them are
@@ -42,7 +42,9 @@ pub const PROCESS: Holding = Holding {
     sight: Sight::Check {
         word: "pid_namespace",
         is_gone: |at, record, item| {
-            is_keeper_dead(record, item) && unified(at, record).is_none_or(|it| is_missing(&it))
+            let is_removed = unified(at, record).map(|it| is_missing(&it));
+            let is_seen = is_removed == Some(true) && record.lines.keeper.is_none();
+            is_removed != Some(false) && (is_seen || is_keeper_dead(record, item))
         },
     },
 };
@@ -118,7 +120,7 @@ fn is_keeper_dead(record: &Record, item: &HeldItem) -> bool {
     // The keeper of a box whose creator died before it recorded the keeper.
     let found = || item.what.first()?.strip_prefix("pid ")?.parse().ok();
     let Some(pid) = identity.map(|identity| identity.pid).or_else(found) else {
-        return true;
+        return item.count == Some(0);
     };
     match Process::open(pid) {
         Ok(process) => {
