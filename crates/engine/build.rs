@@ -1,4 +1,4 @@
-//! Tells the build which commit it is built from: `TARE_COMMIT`, and for people `TARE_BUILT_FROM`.
+//! Sets `TARE_COMMIT`, the commit of this build, and `TARE_BUILT_FROM`, the same for people.
 //!
 //! A release build asks git. A source archive of git has no repository: there, git has written the
 //! commit into the file `commit` (gitattributes(5), `export-subst`). A debug build does not say its

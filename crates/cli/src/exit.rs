@@ -1,4 +1,4 @@
-//! Exit codes, and which ends of a command or a box tare prints a sentence about.
+//! Exit codes, and when tare prints a sentence about the end of a command or a box.
 //!
 //! `run`, `exec` and `attach` exit with the code of the command, so tare's own failures have codes of
 //! their own there: 124 to 127 and 137. The other commands exit with 0, 1 or 2.
@@ -52,8 +52,8 @@ impl ExitReport {
     }
 }
 
-/// Returns the sentence about the end, if the user does not know it anyway: a command that ended by
-/// itself reached no limit, and a signal that this process passed on came from the user.
+/// Returns the sentence about the end. `None` if the user knows it already: the command ended by
+/// itself without reaching a limit, or by a signal that this process passed on.
 fn note(circumstances: &Circumstances<'_>) -> Option<String> {
     let pressure = circumstances.evidence.map(Evidence::pressure).unwrap_or_default();
     let is_by_itself = pressure == Pressure::default();

@@ -1,5 +1,5 @@
 //! Words of docker and podman that tare does not have, each with the nearest feature that does the
-//! job. A hint for a word that destroys nothing names no command that does.
+//! job. The hint for a harmless word never names a command that removes something.
 
 /// Commands, and the hint for them.
 pub const COMMANDS: [(&[&str], &str); 17] = [

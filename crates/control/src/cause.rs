@@ -151,7 +151,7 @@ impl End {
         Self { cause, wait_status: SIGKILL, oom: false }
     }
 
-    /// The same end, with the cause that these limits make of it. This table is the order of causes:
+    /// Returns this end with its cause corrected by the limits that the box reached. This table is the order of causes:
     /// an act of tare explains an end better than a limit, and a limit better than a mere signal or
     /// exit code. A process that the kernel killed for memory explains every failure. A refused
     /// process and full scratch space explain failures that a program reports itself: an exit code,

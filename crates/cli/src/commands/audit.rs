@@ -57,7 +57,7 @@ pub struct AuditArgs {
     #[arg(long)]
     json: bool,
 
-    /// List the boxes too that were removed since this time, with their receipts in
+    /// Also list the boxes that were removed since this time, with their receipts in
     /// --json: 10m (ago), or 2026-11-15T22:09:05Z
     #[arg(
         long,

@@ -25,7 +25,7 @@ Examples:
 /// Last come the kernel's numbers by the end, and the last 2 KiB of stderr. tare keeps the last 60
 /// events of the keeper. After the removal, the history stays for the --retention of the box, for a
 /// day if it had no -d. All histories together have a size, and the oldest go first. Of a box without
-/// -d that exited with 0, only that is kept.
+/// -d that exited with 0, only its command, its times and its exit code are kept.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct ExplainArgs {

@@ -1,4 +1,4 @@
-//! `tare receipt`: shows what a removed box had held, and when tare saw each of it gone.
+//! `tare receipt`: shows what a removed box had held, and when tare saw each object gone.
 
 use clap::Args;
 use tare_engine::spec::shown::escaped;
@@ -30,7 +30,7 @@ const COLUMNS: [Column; 4] = [
 /// the reason. A receipt contains only what tare observed.
 ///
 /// A receipt is kept for the --retention of its box. A box without -d has one only if it was asked
-/// for ('tare run --receipt'), or if another command ended it.
+/// for ('tare run --receipt'), if another command ended it, or if its 'tare run' or server was killed.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct ReceiptArgs {

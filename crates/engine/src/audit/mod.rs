@@ -60,7 +60,7 @@ pub struct RemovedSince {
     /// Why the box ended.
     pub cause: Option<Cause>,
     pub removed_at: Timestamp,
-    /// `None`: the box was removed by its creator, which wanted no receipt.
+    /// `None`: no receipt is kept. Runs without a receipt are not listed at all.
     pub receipt: Option<Receipt>,
 }
 
@@ -155,7 +155,7 @@ pub fn audit(root: &StateRoot) -> Result<Audit, Error> {
 
 /// Returns the boxes that were removed since this time and whose history is kept.
 pub fn removed_since(root: &StateRoot, since: Timestamp) -> Result<Vec<RemovedSince>, Error> {
-    // A run without a receipt is not one of an audit: there are very many.
+    // Leaves out runs without a receipt: there are very many.
     let is_audited = |sources: &Sources| {
         let is_run = sources.removal.is_none_or(|removal| removal.why == Reason::ByCreator);
         !is_run || sources.receipt.is_some()

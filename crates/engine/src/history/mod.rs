@@ -362,8 +362,8 @@ pub fn keep(
     receipt: Option<&Receipt>,
 ) -> Kept {
     let created = record.lines.created.as_ref();
-    // Without even its first line, the box was never announced to a user. In a pool, it was never one
-    // of a user.
+    // A box without a first line was never announced to a user. A box that is still in a pool never
+    // belonged to one.
     let is_unknown =
         (created.is_none() && record.lines.keeper.is_none()) || record.lines.pool.is_some();
     let retention = record.lines.detached().map_or(RETENTION, |options| options.retention);

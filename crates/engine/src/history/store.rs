@@ -1,4 +1,4 @@
-//! The stored histories: the sources of removed boxes, one line of JSON for each box.
+//! The stored histories: the sources of removed boxes, as lines of JSON. A box with a receipt has two; the last one counts.
 //!
 //! ```text
 //! STATE/histories/
@@ -43,9 +43,9 @@ use crate::time::{Timestamp, from_now};
 const BYTES_DEFAULT: u64 = 64 << 20;
 /// A smaller size would not hold the histories of a busy minute.
 const BYTES_MIN: u64 = 1 << 20;
-/// Into how many segments the size is divided: so much of it goes at once.
+/// The number of segments that the size is divided into. tare drops whole segments.
 const SEGMENTS: u64 = 16;
-/// The size of one line; longer sources are shortened.
+/// The size of one line. Longer sources are shortened, and readers skip longer lines.
 const LINE_BYTES_MAX: usize = 16 << 10;
 /// The size of a line on a full disk, and of the space that is reserved for each box.
 const RESERVED_BYTES: usize = 4 << 10;

@@ -2,8 +2,8 @@
 //! the check that shows them gone. This folder never decides when a holding is released: teardown
 //! does.
 //!
-//! [`HOLDINGS`] is the only list of them. Teardown releases and checks by it, `inspect`, `audit` and
-//! receipts show what it finds.
+//! [`HOLDINGS`] is the only list of them. Teardown releases and checks by it; `inspect` and receipts
+//! show what it finds. Audits read `held` directly.
 
 pub mod census;
 pub mod cgroup;

@@ -292,7 +292,7 @@ pub async fn remove(
     }
 }
 
-/// What a removed box had held, and when tare saw each of it gone
+/// What a removed box had held, and when tare saw each object gone
 ///
 /// A receipt is kept for the retention of its box. A run has one only if its request had `receipt`,
 /// or if another request ended it.

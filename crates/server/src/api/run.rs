@@ -73,7 +73,7 @@ pub struct RunBody {
     /// Whether the run may use a box that was made ahead. By default it uses what waits.
     #[serde(default)]
     pub warm: WarmWish,
-    /// Whether the result has a receipt: what the box had held, and when tare saw each of it gone.
+    /// Whether the result has a receipt: what the box had held, and when tare saw each object gone.
     #[serde(default)]
     pub receipt: bool,
 }

@@ -33,7 +33,7 @@ pub struct RunRequest<T> {
     pub progress: Progress,
 }
 
-/// What a client wants of the pools. It is a wish: without a box that waits, a run gets its own.
+/// Which pools a run may use. If no suitable box waits, the run gets a new box.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum WarmWish {

@@ -122,8 +122,8 @@ pub struct LimitArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Files and network")]
 pub struct FileArgs {
-    /// Mount a directory or file of the host in the box, which has the rights of
-    /// its owner on it; may be repeated
+    /// Mount a directory or file of the host in the box. The
+    /// box accesses it as its owner; may be repeated
     #[arg(short, long, value_name = "HOST:BOX[:ro]")]
     pub volume: Vec<OsString>,
 
@@ -188,8 +188,8 @@ pub struct BoxArgs {
     #[arg(long, conflicts_with = "tty")]
     pub json: bool,
 
-    /// When the box is gone, print what it had held and when tare saw each of it
-    /// gone, as one line of JSON on stderr, with --json in the object, or write it
+    /// When the box is gone, print what it had held and when tare saw each
+    /// object gone, as one line of JSON on stderr, with --json in the object, or write it
     /// to FILE; 'tare receipt' shows it again. Detached boxes always have one
     #[arg(
         long,

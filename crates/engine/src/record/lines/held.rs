@@ -1,4 +1,4 @@
-//! What a box held on the host, and when tare saw each of it gone. The record keeps this between
+//! What a box held on the host, and when tare saw each object gone. The record keeps this between
 //! the processes that end and remove a box, and a receipt is made from it.
 
 use std::borrow::Cow;

@@ -13,7 +13,7 @@ use crate::work::pool::shape::{Interpreter, Shape};
 
 /// How long an interpreter may take to start and to import its modules.
 const READY_WITHIN: Duration = Duration::from_secs(60);
-/// What an interpreter writes when it waits.
+/// The byte that an interpreter writes when it is ready.
 const READY: [u8; 1] = [0];
 /// How much of what a failed interpreter wrote is read.
 const ERROR_BYTES_MAX: usize = 64 << 10;

@@ -243,7 +243,7 @@ impl Service {
         were_any
     }
 
-    /// Fills pools that are configured to be full before the server listens.
+    /// Makes the first box of each pool that starts with the server. `keep_pools` makes the others.
     pub async fn start_pools<T>(&self, usual: &[RunRequest<T>]) -> Result<(), Error> {
         let config = self.config();
         for request in usual {
@@ -261,7 +261,7 @@ impl Service {
         Ok(())
     }
 
-    /// Keeps the pools filled until the server stops, and then empties them.
+    /// Keeps the pools filled until the server begins to stop. `close_pools` empties them.
     pub async fn keep_pools(self) {
         loop {
             let is_empty = locked(&self.pools.shelves).all.is_empty();

@@ -1,4 +1,4 @@
-//! The order for an interpreter that waits: what `python.py` in this folder reads.
+//! The order for an interpreter that waits: what `python.py` and `node.js` in this folder read.
 //!
 //! An order is its length in 16 hexadecimal digits, then words. A word is its length in decimal, a
 //! newline and its bytes. A list is a word with its length, and its words.
