@@ -449,7 +449,9 @@ fn concurrent_execs_get_their_own_output_and_leave_nothing() {
 fn exec_in_a_contained_box_refuses_a_user() {
     let tare = tare!();
     let id = tare.detached(["--contain", "--name", "a", "--", "sleep", "1000"]);
-    tare.call(["exec", "-u", "5", "a", "--", "true"]).exited(125).said(&["--contain"]);
+    tare.call(["exec", "-u", "5", "a", "--", "true"])
+        .exited(125)
+        .said(&["contain", "leave -u out"]);
     tare.remove(&id);
 }
 

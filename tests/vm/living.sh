@@ -83,7 +83,8 @@ users_without_privileges_have_boxes_that_live_on() {
 a_number_that_a_keeper_had_is_spared() {
     local id number innocent
     id=$(tare run -d -- sleep 1000)
-    number=$(tare inspect "$id" | grep -o 'pid [0-9]*' | cut -d' ' -f2)
+    # The keeper comes first.
+    number=$(tare inspect "$id" | grep -o 'pid [0-9]*' | head -n 1 | cut -d' ' -f2)
     kill -9 "$number"
     eventually test ! -e "/proc/$number"
     echo $((number - 1)) >/proc/sys/kernel/ns_last_pid
