@@ -1,9 +1,13 @@
 //! What a box uses, `tare stats`, and what it may use from now on, `tare update`.
 
+use std::fs;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use rustix::mount::{MountFlags, UnmountFlags, mount_bind, mount_remount, unmount};
 use serde_json::Value;
-use tare_harness::{Running, Tare, eventually, tare, unix_now, unix_seconds};
+use tare_harness::skip::is_root;
+use tare_harness::{Running, Tare, eventually, skip, tare, unix_now, unix_seconds};
 
 const MIB: u64 = 1 << 20;
 
@@ -226,5 +230,36 @@ fn bad_changes_are_refused_and_change_nothing() {
     let now = stats(&tare, &id);
     assert_eq!(number(&now, "memory_limit_bytes"), 64 * MIB);
     assert_eq!(number(&now, "pids_limit"), 40);
+    tare.remove(&id);
+}
+
+/// A file that cannot be written is in the way of the second limit.
+#[test]
+fn an_update_that_fails_leaves_every_limit_as_it_was() {
+    let tare = tare!();
+    if !is_root() {
+        skip!("only root can mount");
+    }
+    let id = tare.detached(["--memory", "64m", "--", "sleep", "1000"]);
+    let files = |name: &str| -> Vec<PathBuf> {
+        let paths = tare.cgroups_of(&id).into_iter().map(|path| path.join(name));
+        paths.filter(|path| path.exists()).collect()
+    };
+    let memory = [files("memory.max"), files("memory.limit_in_bytes")].concat();
+    let memory = || -> Vec<String> {
+        memory.iter().map(|path| fs::read_to_string(path).expect("a limit")).collect()
+    };
+    let (before, pids) = (memory(), files("pids.max"));
+    for path in &pids {
+        mount_bind(path, path).expect("root can mount");
+        mount_remount(path, MountFlags::BIND | MountFlags::RDONLY, "").expect("root can mount");
+    }
+    tare.call(["update", "--memory", "128m", "--pids", "9", &id]).exited(1);
+    assert_eq!(memory(), before);
+    for path in &pids {
+        unmount(path, UnmountFlags::empty()).expect("no process uses it");
+    }
+    tare.call(["update", "--memory", "128m", "--pids", "9", &id]).ok();
+    assert_ne!(memory(), before);
     tare.remove(&id);
 }

@@ -114,10 +114,11 @@ pub fn rename(at: BoxAt<'_>, wanted: &Name) -> Result<(), Error> {
 /// Gives a live box other limits, or another lease from now on.
 pub fn update(at: BoxAt<'_>, changes: &Changes) -> Result<(), Error> {
     let (mut record, _) = lock_detached(at, Request::Update, CHANGE_LATER)?;
-    let mut limits = match &record.lines.created {
+    let before = match &record.lines.created {
         Some(created) => created.spec.limits.clone(),
         None => return Err(damaged(at.id)),
     };
+    let mut limits = before.clone();
     if let Some(bytes) = changes.memory_bytes {
         limits.memory_bytes = Limit::Asked(bytes);
     }
@@ -130,11 +131,25 @@ pub fn update(at: BoxAt<'_>, changes: &Changes) -> Result<(), Error> {
         pids: changes.pids.is_some(),
         cpu: changes.cpus.is_some(),
     };
-    cgroup::change(&cgroup::parents_of(at, &record), at.tagged_id(), &limits, which)?;
+    let parents = cgroup::parents_of(at, &record);
+    let written = cgroup::change(&parents, at.tagged_id(), &limits, which)
+        .and_then(|()| change_lease_and_record(at, &mut record, changes));
+    if written.is_err() {
+        // The box keeps no limit that is not on record: quotas count those.
+        cgroup::change(&parents, at.tagged_id(), &before, which).ok();
+    }
+    written
+}
+
+fn change_lease_and_record(
+    at: BoxAt<'_>,
+    record: &mut LockedRecord,
+    changes: &Changes,
+) -> Result<(), Error> {
     let lease = changes.lease.map(Lease::of);
     if let Some(lease) = lease {
         let ends_ns = lease.ends_ns();
-        link::call_done(&record, at.id, &Call::Lease { ends_ns })?;
+        link::call_done(record, at.id, &Call::Lease { ends_ns })?;
     }
     let update = UpdatedLine {
         at_ns: boot_ns(),

@@ -25,8 +25,8 @@ pub const BYTES_MAX: u64 = i64::MAX as u64;
 
 /// One process: the command. The keeper is not counted.
 pub const PIDS_MIN: u32 = 1;
-/// The kernel's upper limit of `pid_max` (`PID_MAX_LIMIT`).
-pub const PIDS_MAX: u32 = 4_194_304;
+/// The kernel's upper limit of `pid_max` (`PID_MAX_LIMIT`), without the keeper.
+pub const PIDS_MAX: u32 = 4_194_303;
 /// A dynamic linker needs the standard streams and a few files; it does not start with fewer.
 pub const NOFILE_MIN: u32 = 16;
 /// The kernel's default upper limit (`fs.nr_open`).
@@ -369,7 +369,7 @@ mod tests {
     #[test]
     fn counts_within_their_range_are_accepted() {
         assert_eq!(pids("1").unwrap(), PIDS_MIN);
-        assert_eq!(pids("4194304").unwrap(), PIDS_MAX);
+        assert_eq!(pids("4194303").unwrap(), PIDS_MAX);
         assert_eq!(nofile("16").unwrap(), NOFILE_MIN);
         assert_eq!(nofile("1048576").unwrap(), NOFILE_MAX);
         assert_eq!(lines("0").unwrap(), 0);
@@ -381,7 +381,7 @@ mod tests {
         assert_eq!(pids("0").unwrap_err().to_string(), "'0' is too small, the least is 1");
         for text in ["4194305", "9223372036854775808", "18446744073709551616"] {
             let error = pids(text).unwrap_err().to_string();
-            assert_eq!(error, format!("'{text}' is too large, the most is 4194304"));
+            assert_eq!(error, format!("'{text}' is too large, the most is 4194303"));
         }
         let error = nofile("5.0").unwrap_err();
         assert!(error.to_string().ends_with("is not a number of descriptors"), "{error}");

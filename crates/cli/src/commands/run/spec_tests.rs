@@ -94,7 +94,7 @@ fn wrong_values_are_one_line_with_the_value_and_what_is_accepted() {
         (
             &["--pids", "0"],
             "bad value for --pids: '0' is too small, the least is 1 \
-             (write a whole number from 1 to 4194304)",
+             (write a whole number from 1 to 4194303)",
         ),
         (
             &["-u", "root"],
