@@ -255,6 +255,55 @@ fn a_volume_is_never_mounted_outside_the_box() {
         .printed("deep\n");
 }
 
+/// An earlier box with the same volume may have left the links.
+#[test]
+fn no_symlink_in_a_volume_puts_another_volume_over_a_part_of_the_box() {
+    let tare = tare!();
+    let (outer, given) = (TemporaryDirectory::new(), TemporaryDirectory::new());
+    fs::create_dir(outer.join("real")).unwrap();
+    let links = [("a", "/proc"), ("b", "/etc"), ("c", "../dev/shm"), ("d", "real"), ("e", ".")];
+    for (name, target) in links {
+        symlink(target, outer.join(name)).unwrap();
+    }
+    let volume = format!("{}:/data", outer.text());
+    for name in ["a", "a/sys", "b", "c", "d", "e/real"] {
+        let place = format!("/data/{name}");
+        let inner = format!("{}:{place}", given.text());
+        let call = ["--name", "web", "-v", &inner, "-v", &volume, "--", "true"];
+        tare.run(call).exited(125).said(&[&place, "symlink", "without symlinks"]);
+        let story = tare.call(["explain", "web"]).ok().stdout_text();
+        let first = story.lines().next().unwrap_or_default();
+        assert!(first.starts_with("Never started: ") && first.contains(&place), "{story}");
+    }
+    let inner = format!("{}:/data/real", given.text());
+    given.write("file", "given\n");
+    let call = ["-v", &inner, "-v", &volume, "--", "cat", "/data/d/file"];
+    tare.run(call).ok().printed("given\n");
+}
+
+#[test]
+fn a_symlink_of_the_rootfs_puts_a_volume_into_the_rootfs_only() {
+    let tare = tare!();
+    let root = busybox_root!();
+    let given = TemporaryDirectory::new();
+    given.write("file", "given\n");
+    for (name, target) in [("a", "/proc"), ("b", "dev"), ("c", "/tmp"), ("run", "var/run")] {
+        symlink(target, root.join(name)).unwrap();
+    }
+    for name in ["a", "a/sys", "b", "c"] {
+        let place = format!("/{name}");
+        let volume = format!("{}:{place}", given.text());
+        tare.run(["--rootfs", root.text(), "-v", &volume, "--", "/bin/echo"])
+            .exited(125)
+            .said(&[&place, "symlink"]);
+    }
+    fs::create_dir_all(root.join("var/run")).unwrap();
+    let volume = format!("{}:/run/here", given.text());
+    tare.run(["--rootfs", root.text(), "-v", &volume, "--", "/bin/cat", "/var/run/here/file"])
+        .ok()
+        .printed("given\n");
+}
+
 /// Runs `tare run -- true` on a prepared state root.
 #[track_caller]
 fn on_state_root(tare: &Tare, state_root: &Path) -> Output {

@@ -1,7 +1,9 @@
 //! Makes the keeper's plan and the first exec from a spec. All decisions are made here and none in the
 //! box. The functions are pure, except that they read which directories the host has.
 
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use tare_control::{
     Capabilities, DetachedPlan, Exec, ExecStreams, Filesystem, Identity, LandlockPlan, Plan,
@@ -115,6 +117,15 @@ fn filesystem(spec: &Spec, hostname: &str, trees: TreeSources) -> Filesystem {
         None => (RootPlan::HostView(host_view::entries()), host_view::files(spec, hostname)),
     };
     let volumes = spec.volumes.iter().zip(trees.volumes);
+    let volumes = volumes.map(|(volume, (source, is_directory))| VolumePlan {
+        source,
+        target: volume.target.as_os_str().as_bytes().to_owned(),
+        is_directory,
+        writable: volume.access == Access::ReadWrite,
+    });
+    let mut volumes: Vec<VolumePlan> = workspace(spec).into_iter().chain(volumes).collect();
+    // A volume inside another one is mounted after it.
+    volumes.sort_by_key(|volume| Path::new(OsStr::from_bytes(&volume.target)).components().count());
     let scratch_bytes = spec.limits.scratch_bytes.value();
     Filesystem {
         root,
@@ -125,19 +136,11 @@ fn filesystem(spec: &Spec, hostname: &str, trees: TreeSources) -> Filesystem {
                 ScratchPlan::Own { bytes: scratch_bytes, inodes: scratch_inodes(scratch_bytes) }
             }
         },
-        volumes: workspace(spec)
-            .into_iter()
-            .chain(volumes.map(|(volume, (source, is_directory))| VolumePlan {
-                source,
-                target: volume.target.as_os_str().as_bytes().to_owned(),
-                is_directory,
-                writable: volume.access == Access::ReadWrite,
-            }))
-            .collect(),
+        volumes,
     }
 }
 
-/// First, so that a volume may be mounted in it.
+/// The scratch space at a place that the user chose.
 fn workspace(spec: &Spec) -> Option<VolumePlan> {
     let path = spec.workspace.as_ref()?;
     Some(VolumePlan {
@@ -220,7 +223,7 @@ fn is_scratch_unlimited(trees: &TreeSources) -> bool {
 }
 
 /// Returns the directory that the box has as its root, if it does not have the host's view.
-pub fn wants_root_tree(spec: &Spec) -> Option<&std::path::Path> {
+pub fn wants_root_tree(spec: &Spec) -> Option<&Path> {
     match &spec.root {
         Root::HostView => None,
         Root::Directory(path) => Some(path),

@@ -35,7 +35,13 @@ pub fn birth(step: SpawnStep, error: io::Error) -> Error {
 pub fn setup(step: SetupStep, subject: &str, errno: i32) -> Error {
     let kind = if step == SetupStep::Volume { ErrorKind::BadRequest } else { ErrorKind::Failed };
     let doing = setup_message(step, &subject.escape_debug().to_string());
-    let error = Error::new(kind, doing).caused_by(io::Error::from_raw_os_error(errno));
+    let error = Error::new(kind, doing);
+    if step == SetupStep::Volume && errno == Errno::LOOP.raw_os_error() {
+        return error
+            .caused_by("a symlink on the way leads to another file system, or is in one")
+            .with_hint("name the place without symlinks: no link in a volume is followed");
+    }
+    let error = error.caused_by(io::Error::from_raw_os_error(errno));
     let error = match setup_hint(step, errno) {
         Some(hint) => error.with_hint(hint),
         None => error,

@@ -85,13 +85,6 @@ pub fn place(path: PathBuf) -> Result<PathBuf, Error> {
     box_path(&path).map_err(|(why, _)| bad(format!("{} {why}", quoted(&path)), hint))
 }
 
-/// Sorts volumes into the order in which they can be mounted: a volume inside another one comes
-/// after it.
-pub fn outer_first(mut volumes: Vec<Volume>) -> Vec<Volume> {
-    volumes.sort_by_key(|volume| volume.target.components().count());
-    volumes
-}
-
 /// Checks all volumes of a box together: two volumes cannot have one place in the box.
 pub fn check(volumes: &[Volume]) -> Result<(), Error> {
     if volumes.len() > VOLUMES_MAX {

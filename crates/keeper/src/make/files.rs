@@ -69,20 +69,22 @@ const CPU_TOPOLOGY: &CStr = c"/sys/devices/system/cpu";
 const CPU_TOPOLOGY_POINT: [&CStr; 4] =
     [c"sys", c"sys/devices", c"sys/devices/system", c"sys/devices/system/cpu"];
 
-/// The file system of the box, before the keeper enters it.
+/// The file system of the box.
 #[derive(Debug)]
-pub struct Built {
+pub struct Built<'a> {
     root: OwnedFd,
     /// `/proc/sys` of the box. Only the keeper can write it.
-    settings: OwnedFd,
+    pub settings: OwnedFd,
+    /// The volumes, each with the descriptor of its mount.
+    pub volumes: Vec<(&'a VolumePlan, OwnedFd)>,
 }
 
 /// Builds the file system of the box.
-pub fn build(
-    plan: &Filesystem,
+pub fn build<'a>(
+    plan: &'a Filesystem,
     trees: &mut Trees<'_>,
     owner: Option<Identity>,
-) -> Result<Built, Failure> {
+) -> Result<Built<'a>, Failure> {
     mount::make_everything_private().failing(SetupStep::PrivateMounts, "/")?;
     let scratch = make_scratch(plan, trees, owner).failing(SetupStep::Scratch, "tmpfs")?;
     let copy = |name: &CStr| mount::detached_copy(scratch.as_fd(), name, Reach::One);
@@ -103,11 +105,12 @@ pub fn build(
             .failing(SetupStep::Scratch, &name.to_string_lossy())?;
     }
     let settings = proc::mount_masked(root.as_fd(), masks.as_fd())?;
+    let mut volumes = Vec::with_capacity(plan.volumes.len());
     for volume in &plan.volumes {
         let tree = trees.take(&volume.source, volume.writable);
-        attach_volume(root.as_fd(), volume, tree)?;
+        volumes.push((volume, attach_volume(root.as_fd(), volume, tree)?));
     }
-    Ok(Built { root, settings })
+    Ok(Built { root, settings, volumes })
 }
 
 /// Mounts a writable directory. Compilers run programs that they made in `/tmp` and `/work`. Nothing
@@ -119,11 +122,9 @@ fn attach_writable(tree: BorrowedFd<'_>, root: BorrowedFd<'_>, name: &CStr) -> s
     mount::attach(tree, root, name)
 }
 
-/// Enters the new root and removes the host's from this mount namespace. Returns the box's
-/// `/proc/sys`.
-pub fn enter(Built { root, settings }: Built) -> Result<OwnedFd, Failure> {
-    mount::enter_root(root.as_fd()).failing(SetupStep::EnterRoot, "/")?;
-    Ok(settings)
+/// Enters the new root and removes the host's from this mount namespace.
+pub fn enter(built: &Built<'_>) -> Result<(), Failure> {
+    mount::enter_root(built.root.as_fd()).failing(SetupStep::EnterRoot, "/")
 }
 
 fn make_scratch(
@@ -306,12 +307,25 @@ fn attach_volume(
     root: BorrowedFd<'_>,
     volume: &VolumePlan,
     tree: std::io::Result<OwnedFd>,
-) -> Result<(), Failure> {
+) -> Result<OwnedFd, Failure> {
     let (path, subject) = volume_path(volume)?;
     let tree = tree.failing(SetupStep::Volume, &subject)?;
-    let place =
-        open_beneath(root, &path, ResolveFlags::empty()).failing(SetupStep::Volume, &subject)?;
-    mount::attach(tree.as_fd(), place.as_fd(), c"").failing(SetupStep::Volume, &subject)
+    let place = open_place(root, &path).failing(SetupStep::Volume, &subject)?;
+    mount::attach(tree.as_fd(), place.as_fd(), c"").failing(SetupStep::Volume, &subject)?;
+    Ok(tree)
+}
+
+/// Opens the place of a volume. Only symlinks of the root's own file system are followed, and only
+/// while they stay in it. An earlier box may have left a symlink in another volume, and no symlink may
+/// put a volume over `/proc`, `/dev` or `/sys`.
+fn open_place(root: BorrowedFd<'_>, path: &CStr) -> rustix::io::Result<OwnedFd> {
+    match open_beneath(root, path, ResolveFlags::NO_SYMLINKS) {
+        Err(Errno::LOOP) => match open_beneath(root, path, ResolveFlags::NO_XDEV) {
+            Err(Errno::XDEV) => Err(Errno::LOOP),
+            other => other,
+        },
+        other => other,
+    }
 }
 
 fn volume_path(volume: &VolumePlan) -> Result<(CString, String), Failure> {

@@ -3,17 +3,18 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::CWD;
 use tare_control::{LandlockPlan, VolumePlan};
 use tare_kernel::fds::open_path;
 use tare_kernel::landlock::{Ruleset, abi, access};
 
-/// Restricts this process for good; a kernel without Landlock changes nothing.
+/// Restricts this process for good; a kernel without Landlock changes nothing. A volume is named by
+/// its mount, not by its path: another box may change a symlink in a volume that both use.
 pub fn restrict<'a>(
     plan: &LandlockPlan,
-    volumes: impl Iterator<Item = &'a VolumePlan>,
+    volumes: impl Iterator<Item = &'a (&'a VolumePlan, OwnedFd)>,
 ) -> io::Result<()> {
     let abi = abi();
     if abi == 0 {
@@ -31,9 +32,9 @@ pub fn restrict<'a>(
     for path in writable {
         allow(&rules, path, content)?;
     }
-    for volume in volumes.filter(|volume| volume.writable) {
+    for (volume, mount) in volumes.filter(|(volume, _)| volume.writable) {
         let rights = if volume.is_directory { content } else { file };
-        allow(&rules, &volume.target, rights)?;
+        rules.allow(mount.as_fd(), rights)?;
     }
     rules.restrict_self()
 }

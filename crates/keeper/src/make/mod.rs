@@ -7,7 +7,7 @@ pub mod proc;
 pub mod terminal;
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
@@ -18,7 +18,7 @@ use tare_kernel::step::{once, step};
 use tare_kernel::{launch, mount};
 
 use crate::inherited::InheritedFds;
-use crate::make::files::Trees;
+use crate::make::files::{Built, Trees};
 
 const UMASK: Mode = Mode::from_bits_retain(0o022);
 /// When the host's memory runs out, the kernel kills processes of boxes first. In a box it kills
@@ -76,7 +76,7 @@ pub fn make_box(plan: &Plan, inherited: &mut InheritedFds) -> Result<(), Failure
         // command keeps the caller's.
         umask(UMASK);
     }
-    let settings = match &plan.filesystem {
+    let built = match &plan.filesystem {
         Some(filesystem) => Some(isolate_files(plan, filesystem, inherited)?),
         None => contain_files().map(|()| None)?,
     };
@@ -85,13 +85,13 @@ pub fn make_box(plan: &Plan, inherited: &mut InheritedFds) -> Result<(), Failure
             .failing(SetupStep::Hostname, hostname)?;
     }
     if let Some(landlock) = &plan.landlock {
-        let volumes = plan.filesystem.iter().flat_map(|files| &files.volumes);
+        let volumes = built.iter().flat_map(|built| &built.volumes);
         once("restrict files", || landlock::restrict(landlock, volumes))
             .failing(SetupStep::Landlock, "")?;
     }
     // Last, because making the network namespace takes longest.
-    if let (Some(network), Some(settings)) = (network, settings) {
-        let entered = network.join(settings.as_fd());
+    if let (Some(network), Some(built)) = (network, built) {
+        let entered = network.join(built.settings.as_fd());
         entered.failing(SetupStep::Network, "lo")?;
     }
     Ok(())
@@ -107,16 +107,17 @@ fn set_oom_score() {
     score.and_then(|file| rustix::io::write(file, OOM_SCORE)).ok();
 }
 
-fn isolate_files(
+fn isolate_files<'a>(
     plan: &Plan,
-    filesystem: &Filesystem,
+    filesystem: &'a Filesystem,
     inherited: &mut InheritedFds,
-) -> Result<OwnedFd, Failure> {
+) -> Result<Built<'a>, Failure> {
     launch::own_cgroup_namespace().failing(SetupStep::JoinCgroupNamespace, "")?;
     let mut trees = Trees::new(inherited);
     let owner = plan.profile.identity;
     let built = files::build(filesystem, &mut trees, owner)?;
-    files::enter(built)
+    files::enter(&built)?;
+    Ok(built)
 }
 
 /// Leaves the host's files as they are, except for `/proc`: a `/proc` of another PID namespace would

@@ -82,7 +82,6 @@ impl BoxFields {
             spec.volumes.push(asked.find(config, tenant)?);
         }
         volume::check(&spec.volumes).map_err(|error| of_field("volumes", error))?;
-        spec.volumes = volume::outer_first(spec.volumes);
         spec.network = match self.network {
             NetworkRequest::None => Network::None,
             NetworkRequest::Host if most.host_network => Network::Host,

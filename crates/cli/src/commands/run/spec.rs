@@ -164,7 +164,7 @@ fn volumes(args: &RunArgs, caller: &CallerContext) -> Result<Vec<Volume>, Error>
     };
     let volumes: Result<Vec<_>, _> = args.files.volume.iter().map(parse).collect();
     volumes
-        .and_then(|volumes| volume::check(&volumes).map(|()| volume::outer_first(volumes)))
+        .and_then(|volumes| volume::check(&volumes).map(|()| volumes))
         .map_err(|error| of_option("--volume", error))
 }
 
