@@ -1,6 +1,5 @@
 //! The state that the handlers of all APIs share.
 
-use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
@@ -16,15 +15,12 @@ use crate::work::Service;
 
 /// Cheap to clone: one for each request.
 #[derive(Debug, Clone)]
-pub struct AppState(Arc<AppParts>);
-
-#[derive(Debug)]
-pub struct AppParts {
+pub struct AppState {
     pub service: Service,
     pub http: Http,
-    pub hook: Hook,
+    pub hook: Arc<Hook>,
     pub files: Files,
-    pub recovery: Recovery,
+    pub recovery: Arc<Recovery>,
     pub started: Instant,
     reloads: mpsc::Sender<ReloadRequest>,
 }
@@ -46,15 +42,15 @@ impl AppState {
         files: Files,
         reloads: mpsc::Sender<ReloadRequest>,
     ) -> Self {
-        Self(Arc::new(AppParts {
+        Self {
             service,
             http,
-            hook: Hook::default(),
+            hook: Arc::default(),
             files,
-            recovery: Recovery::default(),
+            recovery: Arc::default(),
             started: Instant::now(),
             reloads,
-        }))
+        }
     }
 
     /// Makes the server read its configuration again.
@@ -81,22 +77,5 @@ impl FromRef<AppState> for Service {
 impl FromRef<AppState> for Http {
     fn from_ref(app: &AppState) -> Self {
         app.http.clone()
-    }
-}
-
-impl Deref for AppState {
-    type Target = AppParts;
-
-    fn deref(&self) -> &AppParts {
-        &self.0
-    }
-}
-
-/// Everything that an API does to boxes goes through the service.
-impl Deref for AppParts {
-    type Target = Service;
-
-    fn deref(&self) -> &Service {
-        &self.service
     }
 }

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use tare_engine::{BoxId, Change, Context as _, Engine, Error, Purpose};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{Mutex, Notify, mpsc};
 
+use crate::admission::Admission;
 use crate::admission::descriptors::DescriptorBudget;
 use crate::admission::pressure::Pressure;
 use crate::app::{AppState, ReloadRequest};
@@ -21,9 +22,12 @@ use crate::store::open::Files;
 use crate::telemetry::LogEvent;
 use crate::telemetry::journal::Journal;
 use crate::telemetry::metrics::Metrics;
+use crate::watch::followers::Followers;
 use crate::watch::keepers::KeeperWatch;
-use crate::work::ending::ENDED_WITHIN;
-use crate::work::{Foundation, Service};
+use crate::work::ending::{ENDED_WITHIN, StuckBoxes};
+use crate::work::pool::Pools;
+use crate::work::processes::Processes;
+use crate::work::{Service, ServiceParts, Shares};
 use crate::workers::{Creators, Workers};
 use crate::{api, librechat, notify, upkeep};
 
@@ -111,17 +115,25 @@ pub fn serve(options: Options) -> Result<(), Error> {
     let (changes_to, changes) = mpsc::channel(CHANGES_WAITING);
     let (config, shutdown) = (CurrentConfig::new(config), Shutdown::default());
     let pressure = Pressure::start(Arc::clone(&engine), config.clone(), changes_to)?;
-    let files = Files::new(config.clone(), options.state_root.as_deref());
-    let service = Service::new(Foundation {
+    let files = Files::new(config.clone(), workers.clone(), options.state_root.as_deref());
+    let limits = &config.get().limits;
+    let service = Service::new(ServiceParts {
         engine,
         creators,
+        shares: Shares::of(workers.threads()),
         workers,
+        admission: Admission::new(limits, pressure),
         watch,
-        pressure,
+        followers: Followers::default(),
+        processes: Processes::new(limits.execs),
+        pools: Pools::default(),
+        stuck: StuckBoxes::default(),
+        sweep_wanted: Notify::new(),
         journal: Arc::clone(&journal),
         metrics,
         shutdown: shutdown.clone(),
         config: config.clone(),
+        whole_host: Mutex::default(),
     });
     let bodies = service.admission.bodies.clone();
     let http = Http::new(config, Arc::clone(&journal), shutdown, bodies);
@@ -161,9 +173,9 @@ async fn live(app: AppState, librechat: LibreChat, mut inputs: Inputs) -> Result
     let mut terminated = signal(SignalKind::terminate()).context(failed)?;
     let mut interrupted = signal(SignalKind::interrupt()).context(failed)?;
     let mut hung_up = signal(SignalKind::hangup()).context(failed)?;
-    let listen = app.config().listen.clone();
-    if let Err(error) = app.start_pools(&api::usual_runs(&app.config())).await {
-        app.close_pools().await;
+    let listen = app.service.config().listen.clone();
+    if let Err(error) = app.service.start_pools(&api::usual_runs(&app.service.config())).await {
+        app.service.close_pools().await;
         return Err(error);
     }
     let listener = Listener::bind(&listen).await?;
@@ -171,15 +183,15 @@ async fn live(app: AppState, librechat: LibreChat, mut inputs: Inputs) -> Result
     if let Some(port) = listener.port() {
         app.http.port.get_or_init(|| port);
     }
-    app.journal.record(&LogEvent::Listening { on: &on });
-    record_findings(&app, &inputs.lowered);
+    app.service.journal.record(&LogEvent::Listening { on: &on });
+    record_findings(&app.service, &inputs.lowered);
     notify::ready();
     tokio::spawn(upkeep::recover(app.clone()));
-    tokio::spawn(upkeep::report_ends(app.clone(), inputs.ended));
+    tokio::spawn(upkeep::report_ends(app.service.clone(), inputs.ended));
     tokio::spawn(upkeep::sweep_periodically(app.clone()));
-    let calling = app.hook.start(Arc::clone(&app.journal));
+    let calling = app.hook.start(Arc::clone(&app.service.journal));
     tokio::spawn(upkeep::watch_gauges(app.clone(), inputs.changes));
-    tokio::spawn(upkeep::sweep_when_wanted(app.clone()));
+    tokio::spawn(upkeep::sweep_when_wanted(app.service.clone()));
     tokio::spawn(app.service.clone().keep_pools());
     let router = api::router(&app, librechat::router(&librechat));
     let serving = tokio::spawn(listen::serve(listener, router, app.http.clone()));
@@ -193,7 +205,7 @@ async fn live(app: AppState, librechat: LibreChat, mut inputs: Inputs) -> Result
             }
         }
     }
-    drain(&app).await;
+    drain(&app.service).await;
     app.hook.end();
     calling.await.ok();
     // The last responses are being sent.
@@ -206,14 +218,14 @@ async fn live(app: AppState, librechat: LibreChat, mut inputs: Inputs) -> Result
 }
 
 /// Logs what an operator should know about a configuration that was just read.
-fn record_findings(app: &AppState, lowered: &[&'static str]) {
-    if app.config().lacks_admin() {
+fn record_findings(service: &Service, lowered: &[&'static str]) {
+    if service.config().lacks_admin() {
         let hint = "no client can use /metrics, /v1/audit, /v1/sweep and /v1/reload: \
                     set admin = true for a key, or begin its line in the key file with admin:";
-        app.journal.record(&LogEvent::NoAdmin { hint });
+        service.journal.record(&LogEvent::NoAdmin { hint });
     }
     if !lowered.is_empty() {
-        app.journal.record(&LogEvent::LimitsLowered { limits: lowered });
+        service.journal.record(&LogEvent::LimitsLowered { limits: lowered });
     }
 }
 
@@ -226,7 +238,7 @@ async fn reload(
     let options = Arc::clone(options);
     // The listener stays as it was at the start.
     let reach = app.http.reach;
-    let read = app.call(move |engine| {
+    let read = app.service.call(move |engine| {
         let loaded = options.load()?;
         loaded.config.check_host_network(reach)?;
         set_history(engine, loaded.config.history)?;
@@ -235,37 +247,37 @@ async fn reload(
     match read.await {
         Ok(Loaded { config, jwt_keys, lowered }) => {
             librechat.jwt_keys.set(jwt_keys);
-            app.configure(config);
-            app.journal.record(&LogEvent::Reloaded);
-            record_findings(app, &lowered);
+            app.service.configure(config);
+            app.service.journal.record(&LogEvent::Reloaded);
+            record_findings(&app.service, &lowered);
             Ok(())
         }
         Err(error) => {
-            app.journal.record(&LogEvent::ReloadRefused { why: &error.message });
+            app.service.journal.record(&LogEvent::ReloadRefused { why: &error.message });
             Err(error)
         }
     }
 }
 
 /// Starts nothing new, waits for runs and execs, and kills them after `[limits] drain`.
-async fn drain(app: &AppState) {
-    app.journal.record(&LogEvent::Draining);
+async fn drain(service: &Service) {
+    service.journal.record(&LogEvent::Draining);
     notify::stopping();
-    app.shutdown.drain();
-    let limits = app.config().limits.clone();
-    let idle = async { tokio::join!(app.admission.idle(), app.processes.idle()) };
+    service.shutdown.drain();
+    let limits = service.config().limits.clone();
+    let idle = async { tokio::join!(service.admission.idle(), service.processes.idle()) };
     tokio::pin!(idle);
     let ended = match tokio::time::timeout(limits.drain.0, &mut idle).await {
         Ok(_) => 0,
         Err(_late) => {
-            let running = app.admission.running() + app.processes.running();
-            app.shutdown.kill();
+            let running = service.admission.running() + service.processes.running();
+            service.shutdown.kill();
             tokio::time::timeout(ENDED_WITHIN, &mut idle).await.ok();
             running
         }
     };
-    app.close_pools().await;
-    app.journal.record(&LogEvent::Drained { ended });
+    service.close_pools().await;
+    service.journal.record(&LogEvent::Drained { ended });
 }
 
 #[cfg(test)]

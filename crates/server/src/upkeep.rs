@@ -16,6 +16,7 @@ use crate::app::AppState;
 use crate::error::ServiceError;
 use crate::librechat;
 use crate::telemetry::{LogEvent, OfBox};
+use crate::work::Service;
 use crate::work::ending::{ENDED_WITHIN, TRY_AGAIN};
 
 /// How often the server looks for boxes and leftovers of other processes.
@@ -24,11 +25,11 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
 /// Looks after boxes and files of earlier servers, while the server already answers.
 pub async fn recover(app: AppState) {
     let started = Instant::now();
-    sweep(&app).await;
-    let boxes = watch_all(&app).await.unwrap_or(0);
+    sweep(&app.service).await;
+    let boxes = watch_all(&app.service).await.unwrap_or(0);
     sweep_files(&app).await;
     app.recovery.done(boxes);
-    app.journal.record(&LogEvent::Recovered { boxes, duration: started.elapsed() });
+    app.service.journal.record(&LogEvent::Recovered { boxes, duration: started.elapsed() });
 }
 
 /// Sweeps boxes and files, and watches boxes that other processes created.
@@ -38,41 +39,41 @@ pub async fn sweep_periodically(app: AppState) {
     let mut interval = tokio::time::interval_at(first, SWEEP_INTERVAL);
     loop {
         interval.tick().await;
-        sweep(&app).await;
-        app.processes.forget_old();
+        sweep(&app.service).await;
+        app.service.processes.forget_old();
         sweep_files(&app).await;
-        watch_all(&app).await.ok();
+        watch_all(&app.service).await.ok();
     }
 }
 
 /// Records each change of a gauge, calls the hook, and sweeps when a resource runs out.
 pub async fn watch_gauges(app: AppState, mut changes: mpsc::Receiver<Change>) {
     while let Some(change) = changes.recv().await {
-        let record = app.journal.record(&LogEvent::gauge_changed(&change));
-        app.hook.call(&app.config().hooks, &record);
+        let record = app.service.journal.record(&LogEvent::gauge_changed(&change));
+        app.hook.call(&app.service.config().hooks, &record);
         if change.to >= Level::Alert && change.to > change.from {
-            app.sweep_wanted.notify_one();
+            app.service.sweep_wanted.notify_one();
         }
     }
 }
 
 /// Sweeps when asked to. A request that comes during a sweep starts another one.
-pub async fn sweep_when_wanted(app: AppState) {
+pub async fn sweep_when_wanted(service: Service) {
     loop {
-        app.sweep_wanted.notified().await;
-        sweep(&app).await;
+        service.sweep_wanted.notified().await;
+        sweep(&service).await;
     }
 }
 
 /// Removes leftovers. The engine reports each one. If the sweep fails, the next one tries again.
-async fn sweep(app: &AppState) {
-    app.call(Engine::sweep).await.ok();
+async fn sweep(service: &Service) {
+    service.call(Engine::sweep).await.ok();
 }
 
 /// Removes expired files, and what was saved of sessions whose box is gone.
 async fn sweep_files(app: &AppState) {
-    let engine = Arc::clone(&app.engine);
-    let swept = app.files.call_if_any(&app.workers, move |store| {
+    let engine = Arc::clone(&app.service.engine);
+    let swept = app.files.call_if_any(move |store| {
         let is_over = |known: &[u8]| {
             let of_box = librechat::session_box(known);
             of_box.is_none_or(|id| engine.status(&id).is_err_and(is_gone))
@@ -85,7 +86,7 @@ async fn sweep_files(app: &AppState) {
         Err(error) if error.code == "store_in_use" => {}
         Err(error) => {
             let why = error.detail.as_deref().unwrap_or(&error.message);
-            app.journal.record(&LogEvent::FilesNotSwept { why });
+            app.service.journal.record(&LogEvent::FilesNotSwept { why });
         }
         Ok(_) => {}
     }
@@ -96,56 +97,56 @@ fn is_gone(error: Error) -> bool {
 }
 
 /// Watches every running box, whichever process created it. Returns the number of boxes.
-async fn watch_all(app: &AppState) -> Result<usize, ServiceError> {
-    let server = app.clone();
-    let looked = app.call(move |engine| {
+async fn watch_all(service: &Service) -> Result<usize, ServiceError> {
+    let watching = service.clone();
+    let looked = service.call(move |engine| {
         let boxes = engine.list()?;
         // The creator of an attached box watches it.
         let live = boxes.iter().filter(|one| one.state != State::Exited && !one.attached);
-        for one in live.filter(|one| !server.watch.has(&one.id)) {
+        for one in live.filter(|one| !watching.watch.has(&one.id)) {
             // If this fails, the next look tries again.
             if let Ok(Some(keeper)) = engine.keeper(&one.id) {
-                let admitted = admitted(engine, &server, one);
-                server.watch.add(one.id.clone(), keeper, Some(admitted));
+                let admitted = admitted(engine, &watching, one);
+                watching.watch.add(one.id.clone(), keeper, Some(admitted));
             }
         }
         Ok(boxes)
     });
     let boxes = looked.await?;
-    app.report_stuck(&boxes);
+    service.report_stuck(&boxes);
     Ok(boxes.len())
 }
 
 /// The guard of a box that exists already. The box counts for the key that created it.
-fn admitted(engine: &Engine, app: &AppState, one: &Status) -> Admitted {
+fn admitted(engine: &Engine, service: &Service, one: &Status) -> Admitted {
     let spec = engine.details(&one.id).map(|details| details.spec).unwrap_or_default();
     let limit = |name: &str| spec["limits"][name].as_u64().unwrap_or(0);
     let pids = u32::try_from(limit("pids")).unwrap_or(u32::MAX);
     let need = Need::of_existing(pids, limit("memory_bytes"));
-    app.admission.of_existing(&app.config(), one.key.as_deref(), &one.id, need)
+    service.admission.of_existing(&service.config(), one.key.as_deref(), &one.id, need)
 }
 
 /// Finishes and reports each box whose keeper has ended.
-pub async fn report_ends(app: AppState, mut ended: mpsc::Receiver<BoxId>) {
+pub async fn report_ends(service: Service, mut ended: mpsc::Receiver<BoxId>) {
     while let Some(id) = ended.recv().await {
         let ended = id.clone();
         let looked =
-            app.call(move |engine| Ok((engine.status(&ended)?, engine.is_kept(&ended)?))).await;
+            service.call(move |engine| Ok((engine.status(&ended)?, engine.is_kept(&ended)?))).await;
         match looked {
             Ok((status, is_kept)) if is_kept || status.state != State::Exited => {
-                report_end(&app, &status);
+                report_end(&service, &status);
             }
-            Ok(_) | Err(_) => drop(tokio::spawn(report_removed(app.clone(), id))),
+            Ok(_) | Err(_) => drop(tokio::spawn(report_removed(service.clone(), id))),
         }
     }
 }
 
-fn report_end(app: &AppState, status: &Status) {
+fn report_end(service: &Service, status: &Status) {
     if status.state == State::Stuck {
         // The process that blocked its end has just died.
-        app.sweep_wanted.notify_one();
+        service.sweep_wanted.notify_one();
     }
-    app.journal.record(&LogEvent::BoxEnded {
+    service.journal.record(&LogEvent::BoxEnded {
         of_box: OfBox { box_id: status.id.as_str(), key: status.key.as_deref(), request_id: None },
         exit_code: status.exit_code,
         cause: status.cause,
@@ -154,21 +155,21 @@ fn report_end(app: &AppState, status: &Status) {
 
 /// Reports the end and the removal of a box with `remove`. Waits while a request removes it, and
 /// reports nothing if the request does so itself.
-async fn report_removed(app: AppState, id: BoxId) {
+async fn report_removed(service: Service, id: BoxId) {
     let until = Instant::now() + ENDED_WITHIN;
     let is_there = || {
         let id = id.clone();
-        app.call(move |engine| engine.status(&id))
+        service.call(move |engine| engine.status(&id))
     };
     while is_there().await.is_ok() && Instant::now() < until {
         tokio::time::sleep(TRY_AGAIN).await;
     }
     let (removed_id, box_id) = (id.clone(), id.as_str());
-    let removed = app.call(move |engine| Ok(engine.removed(&removed_id))).await;
+    let removed = service.call(move |engine| Ok(engine.removed(&removed_id))).await;
     if let Ok(Some(RemovedBox { end, key, is_requested: false })) = removed {
         let of_box = OfBox { box_id, key: key.as_deref(), request_id: None };
         let (exit_code, cause) = (end.map(|end| end.code()), end.map(|end| end.cause));
-        app.journal.record(&LogEvent::BoxEnded { of_box, exit_code, cause });
-        app.journal.record(&LogEvent::BoxRemoved(of_box));
+        service.journal.record(&LogEvent::BoxEnded { of_box, exit_code, cause });
+        service.journal.record(&LogEvent::BoxRemoved(of_box));
     }
 }

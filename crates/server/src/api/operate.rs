@@ -115,7 +115,7 @@ pub async fn health(
 ) -> axum::Json<Health> {
     let boxes = app.recovery.boxes.load(Ordering::Relaxed);
     axum::Json(Health {
-        status: if app.shutdown.is_serving() { "ok" } else { "stopping" },
+        status: if app.service.shutdown.is_serving() { "ok" } else { "stopping" },
         version: tare_engine::version::NUMBER,
         uptime_ms: milliseconds(app.started.elapsed()),
         recovery: RecoveryHealth {
@@ -196,20 +196,20 @@ async fn run_one(
     responses((status = 200, body = String, content_type = "application/openmetrics-text"))
 )]
 pub async fn metrics(State(app): State<AppState>) -> ([(HeaderName, HeaderValue); 1], String) {
-    let boxes = app.measured(app.config().metrics.boxes).await;
-    let measured = app.admission.pressure.measured();
-    let text = app.metrics.text(&Scrape {
+    let boxes = app.service.measured(app.service.config().metrics.boxes).await;
+    let measured = app.service.admission.pressure.measured();
+    let text = app.service.metrics.text(&Scrape {
         readings: &measured.readings,
-        promised: &app.admission.pressure.promised(&measured.readings),
+        promised: &app.service.admission.pressure.promised(&measured.readings),
         threads: measured.threads,
         resident_bytes: measured.resident_bytes,
-        boxes_live: app.admission.pressure.boxes_live(),
-        runs_running: app.admission.running() as u64,
-        runs_waiting: app.admission.waiting() as u64,
+        boxes_live: app.service.admission.pressure.boxes_live(),
+        runs_running: app.service.admission.running() as u64,
+        runs_waiting: app.service.admission.waiting() as u64,
         streams_open: app.http.streams.count(),
         bodies_bytes: app.http.bodies.used_bytes(),
         files_bytes: app.files.used_bytes(),
-        log_lines_dropped: app.journal.dropped(),
+        log_lines_dropped: app.service.journal.dropped(),
         uptime: app.started.elapsed(),
         boxes: &boxes,
     });

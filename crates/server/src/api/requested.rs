@@ -40,8 +40,8 @@ impl FromRequestParts<AppState> for RequestedExec {
     async fn from_request_parts(parts: &mut Parts, app: &AppState) -> Result<Self, ServiceError> {
         let Path(ExecPath { id, exec }) = Path::from_request_parts(parts, app).await?;
         // A box that is gone has no processes.
-        let id = app.find(&caller(parts, app).await?, &id).await?;
-        Ok(Self(app.processes.find(&id, &exec)?))
+        let id = app.service.find(&caller(parts, app).await?, &id).await?;
+        Ok(Self(app.service.processes.find(&id, &exec)?))
     }
 }
 

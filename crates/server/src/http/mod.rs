@@ -14,7 +14,6 @@ pub mod request_log;
 pub mod text;
 pub mod write_timeout;
 
-use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
 use crate::admission::bodies::Bodies;
@@ -26,10 +25,7 @@ use crate::telemetry::journal::Journal;
 
 /// What every request needs, whichever API it is for. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Http(Arc<HttpParts>);
-
-#[derive(Debug)]
-pub struct HttpParts {
+pub struct Http {
     config: CurrentConfig,
     pub journal: Arc<Journal>,
     pub shutdown: Shutdown,
@@ -38,7 +34,7 @@ pub struct HttpParts {
     /// As it was at the start: a reload does not change the listener.
     pub reach: Exposure,
     /// The TCP port of the listener, once it has one.
-    pub port: OnceLock<u16>,
+    pub port: Arc<OnceLock<u16>>,
 }
 
 /// Where this server is reached.
@@ -57,15 +53,15 @@ impl Http {
         bodies: Bodies,
     ) -> Self {
         let reach = config.get().listen.exposure();
-        Self(Arc::new(HttpParts {
+        Self {
             config,
             journal,
             shutdown,
             bodies,
             streams: OpenStreams::default(),
             reach,
-            port: OnceLock::new(),
-        }))
+            port: Arc::default(),
+        }
     }
 
     pub fn config(&self) -> Arc<Config> {
@@ -74,13 +70,5 @@ impl Http {
 
     pub fn served_at(&self) -> ServedAt {
         ServedAt { reach: self.reach, port: self.port.get().copied() }
-    }
-}
-
-impl Deref for Http {
-    type Target = HttpParts;
-
-    fn deref(&self) -> &HttpParts {
-        &self.0
     }
 }

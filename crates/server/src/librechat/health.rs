@@ -16,14 +16,14 @@ pub async fn health(
     uri: Uri,
     headers: HeaderMap,
 ) -> Result<StatusCode, ServiceError> {
-    let config = app.config();
+    let config = app.service.config();
     auth::check_page(&headers, &uri, &config)?;
     // If a credential is configured, `Host` is not checked, as on the other routes.
     if config.librechat.auth(&config.keys) == Auth::None {
         auth::check_host(&headers, &config, app.http.served_at())?;
     }
-    let is_serving = app.shutdown.is_serving();
-    if is_serving && app.admission.pressure.measured().check(0).is_ok() {
+    let is_serving = app.service.shutdown.is_serving();
+    if is_serving && app.service.admission.pressure.measured().check(0).is_ok() {
         Ok(StatusCode::OK)
     } else {
         Ok(StatusCode::SERVICE_UNAVAILABLE)

@@ -40,7 +40,7 @@ impl Profile {
 
 /// Adds the profile to every answer, also to errors.
 pub async fn layer(State(app): State<LibreChat>, request: Request, next: Next) -> Response {
-    let served = app.config().librechat.profiles.clone();
+    let served = app.service.config().librechat.profiles.clone();
     let (profile, mut response) = match agreed(request.headers(), &served) {
         Ok(profile) => (profile, next.run(request).await),
         Err(disagreement) => (first(&served), disagreement.into_response()),

@@ -1,7 +1,6 @@
 //! The state that LibreChat's routes share: the service, the store, and everything that this API
 //! remembers between requests.
 
-use std::ops::Deref;
 use std::sync::Arc;
 
 use axum::extract::FromRef;
@@ -16,53 +15,33 @@ use crate::work::Service;
 
 /// Cheap to clone: one for each request.
 #[derive(Debug, Clone)]
-pub struct LibreChat(Arc<Parts>);
-
-#[derive(Debug)]
-pub struct Parts {
+pub struct LibreChat {
     pub service: Service,
     pub http: Http,
     pub files: Files,
-    pub jwt_keys: JwtKeys,
-    pub executions: Executions,
+    pub jwt_keys: Arc<JwtKeys>,
+    pub executions: Arc<Executions>,
     pub queues: Queues,
-    pub cancellable: Cancellable,
+    pub cancellable: Arc<Cancellable>,
 }
 
 impl LibreChat {
     pub fn new(service: Service, http: Http, files: Files) -> Self {
         let executions = Executions::new(service.metrics.executions_waiting.clone());
-        Self(Arc::new(Parts {
+        Self {
             service,
             http,
             files,
-            jwt_keys: JwtKeys::default(),
-            executions,
+            jwt_keys: Arc::default(),
+            executions: Arc::new(executions),
             queues: Queues::default(),
-            cancellable: Cancellable::default(),
-        }))
+            cancellable: Arc::default(),
+        }
     }
 }
 
 impl FromRef<LibreChat> for Http {
     fn from_ref(app: &LibreChat) -> Self {
         app.http.clone()
-    }
-}
-
-impl Deref for LibreChat {
-    type Target = Parts;
-
-    fn deref(&self) -> &Parts {
-        &self.0
-    }
-}
-
-/// Everything that an API does to boxes goes through the service.
-impl Deref for Parts {
-    type Target = Service;
-
-    fn deref(&self) -> &Service {
-        &self.service
     }
 }

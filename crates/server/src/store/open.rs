@@ -19,6 +19,7 @@ struct StoreOpener {
     /// `None` if the configuration names no directory and the user has no home.
     directory: Option<PathBuf>,
     config: CurrentConfig,
+    workers: Workers,
     store: OnceLock<Arc<Store>>,
     /// Held by the thread that opens the store, which can take long: it reads every record.
     opening: Mutex<()>,
@@ -26,7 +27,7 @@ struct StoreOpener {
 
 impl Files {
     /// The default directory of a server with its own state root is inside that root.
-    pub fn new(config: CurrentConfig, state_root: Option<&Path>) -> Self {
+    pub fn new(config: CurrentConfig, workers: Workers, state_root: Option<&Path>) -> Self {
         let configured = config.get().files.directory.clone();
         let is_root = rustix::process::geteuid().is_root();
         let below_root = || state_root.map(|root| root.join("files"));
@@ -34,6 +35,7 @@ impl Files {
         Self(Arc::new(StoreOpener {
             directory: configured.or_else(below_root).or_else(usual),
             config,
+            workers,
             store: OnceLock::new(),
             opening: Mutex::default(),
         }))
@@ -87,21 +89,20 @@ impl Files {
     /// Calls the store on a worker thread, and creates it if there is none.
     pub async fn call<T: Send + 'static>(
         &self,
-        workers: &Workers,
         call: impl FnOnce(&Arc<Store>) -> Result<T, ServiceError> + Send + 'static,
     ) -> Result<T, ServiceError> {
         let files = self.clone();
-        workers.call(move || call(&files.open()?)).await
+        self.0.workers.call(move || call(&files.open()?)).await
     }
 
     /// Calls the store on a worker thread. Returns `None` if nothing was ever stored.
     pub async fn call_if_any<T: Send + 'static>(
         &self,
-        workers: &Workers,
         call: impl FnOnce(&Arc<Store>) -> Result<T, ServiceError> + Send + 'static,
     ) -> Result<Option<T>, ServiceError> {
         let files = self.clone();
-        workers.call(move || files.open_if_any()?.map(|store| call(&store)).transpose()).await
+        let call = move || files.open_if_any()?.map(|store| call(&store)).transpose();
+        self.0.workers.call(call).await
     }
 }
 
@@ -156,9 +157,10 @@ mod tests {
     #[test]
     fn metrics_do_not_wait_while_the_store_opens() {
         let home = TemporaryDirectory::new();
+        let workers = Workers::start("test", 1).expect("a thread");
         let mut config = Config::default();
         config.files.directory = Some(home.join("files"));
-        let files = Files::new(CurrentConfig::new(config), None);
+        let files = Files::new(CurrentConfig::new(config), workers, None);
         let _opening = locked(&files.0.opening);
         let (done, seen) = channel();
         let other = files.clone();

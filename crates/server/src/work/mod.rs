@@ -37,7 +37,6 @@ use tare_engine::{BoxId, Engine, Error};
 use tokio::sync::{Mutex, Notify, Semaphore};
 
 use crate::admission::bodies::Charge;
-use crate::admission::pressure::Pressure;
 use crate::admission::{Admission, Admitted, Caller, Need};
 use crate::config::Config;
 use crate::config::current::CurrentConfig;
@@ -80,15 +79,15 @@ pub struct ServiceParts {
     pub journal: Arc<Journal>,
     pub metrics: Arc<Metrics>,
     pub shutdown: Shutdown,
-    config: CurrentConfig,
-    shares: Shares,
+    pub config: CurrentConfig,
+    pub shares: Shares,
     /// Held by a call that looks at the whole host: one at a time is enough.
-    whole_host: Mutex<()>,
+    pub whole_host: Mutex<()>,
 }
 
 /// How many threads each kind of call that may have to wait can hold at once.
 #[derive(Debug)]
-struct Shares {
+pub struct Shares {
     /// Calls that wait for a keeper or a program of ours in a box, which the box's user can stop.
     in_boxes: BoxCalls,
     /// Calls that list all boxes, each of which reads every record.
@@ -100,7 +99,7 @@ struct Shares {
 }
 
 impl Shares {
-    fn of(threads: usize) -> Self {
+    pub fn of(threads: usize) -> Self {
         let most = (threads / WORKER_SHARE_DIVISOR).max(1);
         let share = || Arc::new(Semaphore::new(most));
         Self {
@@ -112,41 +111,9 @@ impl Shares {
     }
 }
 
-/// What a service needs to be made.
-#[derive(Debug)]
-pub struct Foundation {
-    pub engine: Arc<Engine>,
-    pub creators: Creators,
-    pub workers: Workers,
-    pub watch: Arc<KeeperWatch>,
-    pub pressure: Pressure,
-    pub journal: Arc<Journal>,
-    pub metrics: Arc<Metrics>,
-    pub shutdown: Shutdown,
-    pub config: CurrentConfig,
-}
-
 impl Service {
-    pub fn new(parts: Foundation) -> Self {
-        let limits = &parts.config.get().limits;
-        Self(Arc::new(ServiceParts {
-            engine: parts.engine,
-            shares: Shares::of(parts.workers.threads()),
-            creators: parts.creators,
-            workers: parts.workers,
-            admission: Admission::new(limits, parts.pressure),
-            watch: parts.watch,
-            followers: Followers::default(),
-            processes: Processes::new(limits.execs),
-            pools: Pools::default(),
-            stuck: StuckBoxes::default(),
-            sweep_wanted: Notify::new(),
-            journal: parts.journal,
-            metrics: parts.metrics,
-            shutdown: parts.shutdown,
-            whole_host: Mutex::default(),
-            config: parts.config,
-        }))
+    pub fn new(parts: ServiceParts) -> Self {
+        Self(Arc::new(parts))
     }
 
     /// The configuration as it is now. The next request may get another one.

@@ -56,17 +56,17 @@ pub async fn layer(State(app): State<LibreChat>, request: Request, next: Next) -
 }
 
 async fn identify(app: &LibreChat, parts: &Parts) -> Result<Identified, ServiceError> {
-    let config = app.config();
+    let config = app.service.config();
     let authenticator = Authenticator {
         config: &config,
         served: app.http.served_at(),
         now: now(),
         keys: &app.jwt_keys,
-        workers: &app.workers,
+        workers: &app.service.workers,
     };
     let identified = authenticator.identify(parts).await;
     if let Err(AuthError::KeysNotRead(why)) = &identified {
-        app.journal.record(&LogEvent::KeysNotRead { why });
+        app.service.journal.record(&LogEvent::KeysNotRead { why });
     }
     identified.map_err(ServiceError::from)
 }

@@ -28,9 +28,9 @@ pub async fn download(
     State(app): State<LibreChat>,
     Named(object): Named,
 ) -> Result<Response, ServiceError> {
-    let transfer = app.processes.transfer()?;
+    let transfer = app.service.processes.transfer()?;
     let opening = object.clone();
-    let file = app.files.call(&app.workers, move |store| store.read(&opening)).await?;
+    let file = app.files.call(move |store| store.read(&opening)).await?;
     let file = file.ok_or_else(not_found)?;
     let mut response = Response::new(body(app, file, object.size, transfer));
     describe(&object, response.headers_mut());
@@ -59,7 +59,7 @@ fn body(app: LibreChat, file: File, size: u64, transfer: TransferPermit) -> Body
             if count == 0 {
                 return None;
             }
-            let piece = app.workers.call(move || piece(&file, from, count)).await;
+            let piece = app.service.workers.call(move || piece(&file, from, count)).await;
             Some((piece, (from + count, transfer)))
         }
     });

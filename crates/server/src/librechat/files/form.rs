@@ -51,7 +51,7 @@ struct BodyLimits {
 
 impl MultipartForm {
     pub fn new(app: &LibreChat, headers: &HeaderMap, body: Body) -> Result<Self, ServiceError> {
-        let config = app.config();
+        let config = app.service.config();
         let limits = BodyLimits {
             // No owner may have more than this.
             bytes: config.files.owner_bytes.0.saturating_add(OTHER_BYTES_MAX),

@@ -19,7 +19,7 @@ pub struct IncomingFile {
 
 impl IncomingFile {
     pub async fn begin(app: &LibreChat, owner: Owner) -> Result<Self, ServiceError> {
-        let incoming = app.files.call(&app.workers, move |store| store.receive(&owner)).await?;
+        let incoming = app.files.call(move |store| store.receive(&owner)).await?;
         Ok(Self { app: app.clone(), incoming: Some(incoming) })
     }
 
@@ -30,14 +30,14 @@ impl IncomingFile {
             let written = incoming.write(&bytes);
             (incoming, written)
         };
-        let (incoming, written) = self.app.workers.call(write).await;
+        let (incoming, written) = self.app.service.workers.call(write).await;
         self.incoming = Some(incoming);
         written
     }
 
     pub async fn keep(mut self, session: Id, meta: Meta) -> Result<Object, ServiceError> {
         let incoming = self.incoming.take().ok_or_else(lost)?;
-        self.app.workers.call(move || incoming.keep(&session, meta)).await
+        self.app.service.workers.call(move || incoming.keep(&session, meta)).await
     }
 }
 
@@ -90,7 +90,7 @@ impl Drop for UploadedFiles {
 fn aside(app: &LibreChat, what: impl FnOnce() + Send + 'static) {
     let app = app.clone();
     match tokio::runtime::Handle::try_current() {
-        Ok(runtime) => drop(runtime.spawn(async move { app.workers.call(what).await })),
+        Ok(runtime) => drop(runtime.spawn(async move { app.service.workers.call(what).await })),
         Err(_) => what(),
     }
 }

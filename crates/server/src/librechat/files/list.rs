@@ -39,7 +39,7 @@ pub async fn list(
 ) -> Result<Json<Vec<Value>>, ServiceError> {
     let session = parsed(&session)?;
     let detail = queried(query)?.detail;
-    let objects = app.files.call_if_any(&app.workers, move |store| store.list(&session)).await?;
+    let objects = app.files.call_if_any(move |store| store.list(&session)).await?;
     let mut objects = objects.unwrap_or_default();
     let had_some = !objects.is_empty();
     objects.retain(|object| access.claim.allows(&access.principal, object));
@@ -111,7 +111,7 @@ pub async fn delete(
         "session_id": object.session,
         "fileId": object.id,
     });
-    if app.files.call(&app.workers, move |store| store.remove(&object)).await? {
+    if app.files.call(move |store| store.remove(&object)).await? {
         Ok(Json(answer))
     } else {
         Err(not_found())

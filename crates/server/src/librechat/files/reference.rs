@@ -48,7 +48,7 @@ impl FromRequestParts<LibreChat> for Named {
             Path::<(String, String)>::from_request_parts(parts, app).await?;
         let (session, file) = (parsed(&session)?, parsed(&file)?);
         let access = FileAccess::from_request_parts(parts, app).await?;
-        let found = app.files.call_if_any(&app.workers, move |store| store.find(&session, &file));
+        let found = app.files.call_if_any(move |store| store.find(&session, &file));
         let found = found.await?.flatten();
         let object = found.ok_or_else(not_found)?;
         access.claim.check(&access.principal, &object)?;

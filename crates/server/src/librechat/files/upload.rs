@@ -103,7 +103,7 @@ impl FromRequest<LibreChat> for Upload {
         let principal = Extension::<Principal>::from_request_parts(&mut parts, app).await;
         let Extension(principal) = principal.map_err(ServiceError::internal)?;
         Ok(Self {
-            _transfer: app.processes.transfer()?,
+            _transfer: app.service.processes.transfer()?,
             app: app.clone(),
             principal,
             form: MultipartForm::new(app, &parts.headers, body)?,
@@ -114,7 +114,7 @@ impl FromRequest<LibreChat> for Upload {
             read_only: false,
             fields: 0,
             files: 0,
-            files_max: app.config().files.request_files,
+            files_max: app.service.config().files.request_files,
             is_over: false,
         })
     }

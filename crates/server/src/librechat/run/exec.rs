@@ -99,13 +99,18 @@ async fn execute(
     let user = principal.user.clone().or_else(|| request.user_id.clone());
     let caller = &Caller { user, ..caller.clone() };
     let hint = Hint::parse(request.runtime_session_hint.as_deref().unwrap_or_default())?;
-    let work =
-        CodeRun::of(&app.config(), &request.lang, request.code, &request.args, request.timeout)?;
+    let work = CodeRun::of(
+        &app.service.config(),
+        &request.lang,
+        request.code,
+        &request.args,
+        request.timeout,
+    )?;
     // A call waits before its files are looked up, so that calls run in the order in which they came.
     let turn = match hint {
         None => None,
         Some(hint) => {
-            let most = app.config().librechat.session_queue;
+            let most = app.service.config().librechat.session_queue;
             Some(app.queues.enter(hint.session_of(principal), most)?.turn(app).await?)
         }
     };
@@ -142,7 +147,7 @@ impl LibreChatRun {
             session: Id::random(),
             owner: principal.owner(&Resource::User),
             said_by: user_id,
-            files_max: app.config().librechat.boxes.output_files,
+            files_max: app.service.config().librechat.boxes.output_files,
         };
         Ok(Self { work, inputs, outputs, lists_inherited })
     }
@@ -157,7 +162,7 @@ impl LibreChatRun {
     ) -> Result<(Answer, Result<Vec<Call>, Forged>), ServiceError> {
         let session = self.outputs.session.clone();
         let files = self.inputs.values().map(|input| input.file(app));
-        let output_bytes_max = app.config().limits.output_bytes.0;
+        let output_bytes_max = app.service.config().limits.output_bytes.0;
         let request = RunRequest {
             files: files.chain(self.work.code).collect(),
             collect: Some(collect(self.outputs, self.inputs.clone(), language)),

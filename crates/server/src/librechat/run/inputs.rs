@@ -75,12 +75,12 @@ pub async fn find(
         return Ok(SessionInputs::new());
     }
     let (principal, user_id) = (principal.clone(), user_id.map(str::to_owned));
-    let find_all = app.files.call(&app.workers, move |store| {
+    let find_all = app.files.call(move |store| {
         let find = |reference| find_one(store, &principal, reference, user_id.as_deref());
         references.into_iter().map(find).collect::<Result<SessionInputs, ServiceError>>()
     });
     let inputs = find_all.await?;
-    check_size(&inputs, app.config().librechat.boxes.scratch.0)?;
+    check_size(&inputs, app.service.config().librechat.boxes.scratch.0)?;
     Ok(inputs)
 }
 

@@ -34,7 +34,7 @@ impl Known {
         box_id: BoxId,
     ) -> Result<Self, ServiceError> {
         let of = session.to_owned();
-        let found = app.files.call_if_any(&app.workers, move |store| store.known(&of)).await?;
+        let found = app.files.call_if_any(move |store| store.known(&of)).await?;
         let entry = found.flatten().as_deref().and_then(parsed);
         let same = entry.filter(|entry| entry.box_id == box_id);
         let files = same.map(|entry| entry.files).unwrap_or_default();
@@ -56,7 +56,7 @@ impl Known {
             return Ok(missing);
         }
         let files = self.files.clone();
-        let find = self.app.files.call(&self.app.workers, move |store| {
+        let find = self.app.files.call(move |store| {
             missing.retain(|name, input| {
                 let there = files.get(name);
                 there.is_none_or(|there| !is_made_of(store, &there.object, &input.object.id))
@@ -75,8 +75,7 @@ impl Known {
         let entry = Entry { box_id: self.box_id.clone(), files };
         let text = serde_json::to_vec(&entry).map_err(ServiceError::internal)?;
         let session = self.session.clone();
-        let save =
-            self.app.files.call(&self.app.workers, move |store| store.save_known(&session, &text));
+        let save = self.app.files.call(move |store| store.save_known(&session, &text));
         save.await?;
         self.files = entry.files;
         Ok(())

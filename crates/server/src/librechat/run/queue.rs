@@ -85,13 +85,13 @@ impl Drop for QueuedCall {
 impl QueuedCall {
     /// Waits for the turn of the call, for at most `[librechat] session_wait`.
     pub async fn turn(self, app: &LibreChat) -> Result<SessionTurn, ServiceError> {
-        let within = app.config().librechat.session_wait.0;
-        let metrics = &app.metrics;
+        let within = app.service.config().librechat.session_wait.0;
+        let metrics = &app.service.metrics;
         let (began, _waiting) =
             (Instant::now(), WaitingCall::begin(&metrics.session_calls_waiting));
         let turn = tokio::select! {
             biased;
-            () = app.shutdown.draining() => Err(ServiceError::stopping()),
+            () = app.service.shutdown.draining() => Err(ServiceError::stopping()),
             turn = self.next() => Ok(turn),
             () = tokio::time::sleep(within) => Err(busy()),
         };

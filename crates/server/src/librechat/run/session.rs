@@ -75,7 +75,7 @@ pub async fn run(
     turn: SessionTurn,
     run: LibreChatRun,
 ) -> Result<Answer, ServiceError> {
-    let interrupt = app.shutdown.interrupt();
+    let interrupt = app.service.shutdown.interrupt();
     let _interrupt_when_dropped = interrupt.clone().drop_guard();
     let call = SessionCall { app: app.clone(), caller: caller.clone(), turn, interrupt };
     tokio::spawn(call.run(run)).await.map_err(ServiceError::internal)?
@@ -96,7 +96,8 @@ impl SessionCall {
         let id = status.id;
         let mut known = Known::recall(&self.app, &self.turn.call.session, id.clone()).await?;
         self.put(&id, &mut known, &run.inputs, run.work.code).await?;
-        let process = self.app.exec(&self.caller, &id, run.work.exec, ProcessInput::None).await?;
+        let process =
+            self.app.service.exec(&self.caller, &id, run.work.exec, ProcessInput::None).await?;
         let process = process.with_past_limit(PastLimit::Kill);
         let relayed = process.relay(Input::default(), None, &OutputSink::Keep);
         let output = tokio::select! {
@@ -106,8 +107,8 @@ impl SessionCall {
         let session_id = run.outputs.session.clone();
         let collected = self.collect(&id, &output, run.outputs, &run.inputs, &mut known).await?;
         // The idle time of the session begins. A box that has ended is replaced by the next call.
-        let idle = self.app.config().librechat.boxes.session_idle.0;
-        self.app.renew(&id, idle).await.ok();
+        let idle = self.app.service.config().librechat.boxes.session_idle.0;
+        self.app.service.renew(&id, idle).await.ok();
         Ok(Answer {
             runtime: Some(Runtime {
                 runtime_session_id: self.turn.call.session.clone(),
@@ -119,13 +120,13 @@ impl SessionCall {
 
     async fn find_or_create(&self, mut spec: Spec) -> Result<Created, ServiceError> {
         spec.name = Some(box_name(&self.turn.call.session)?);
-        let config = self.app.config();
+        let config = self.app.service.config();
         let longest = config.limits.timeout_max.0 + LEASE_MARGIN;
         let lease = config.librechat.boxes.session_idle.0.max(longest);
         let options =
             DetachOptions { lease: Some(lease), remove: true, ..DetachOptions::default() };
         let request = CreateRequest { spec, options, keyed: None };
-        self.app.reuse_or_create(&self.caller, request).await
+        self.app.service.reuse_or_create(&self.caller, request).await
     }
 
     /// Puts the code into the box, and the inputs that it does not have.
@@ -144,11 +145,12 @@ impl SessionCall {
         given.extend(missing);
         // During the copy the box has the old or the new file of a name.
         known.set(untouched).await?;
-        if let Err(error) = self.app.with_files(&self.caller, id, |of| of.put(files)).await {
+        if let Err(error) = self.app.service.with_files(&self.caller, id, |of| of.put(files)).await
+        {
             // Processes and files that are left in a box can prevent the copy, for example with a
             // full disk. Such a box would never take code again. If it cannot be removed now, it
             // is stuck and on record.
-            self.app.remove(&self.caller, id.to_string(), true).await.ok();
+            self.app.service.remove(&self.caller, id.to_string(), true).await.ok();
             return Err(error.with_hint("its session has ended; the next request begins another"));
         }
         known.set(given).await
@@ -167,7 +169,7 @@ impl SessionCall {
         }
         let before = known.files().clone();
         let collect = move |files: BoxFiles<'_>| Ok(outputs.collect(files, &before));
-        let collected = self.app.with_files(&self.caller, id, collect).await?;
+        let collected = self.app.service.with_files(&self.caller, id, collect).await?;
         // The outputs are stored. The client gets them even if this cannot be written.
         known.set(now_known(&collected)).await.ok();
         Ok(collected)

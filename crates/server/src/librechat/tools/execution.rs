@@ -176,7 +176,7 @@ impl Execution {
 
     /// The code to run, with the results so far.
     fn work(&self, app: &LibreChat) -> Result<CodeRun, ServiceError> {
-        let config = app.config();
+        let config = app.service.config();
         let (language, runner) = self.start.language.runner();
         let timeout = self.start.timeout;
         let mut work = CodeRun::of(&config, language, runner.to_owned(), &[], timeout)?;
