@@ -18,6 +18,7 @@ mod fd;
 mod http;
 mod librechat;
 mod notify;
+mod permits;
 mod server;
 mod shutdown;
 mod store;

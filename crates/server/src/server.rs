@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tare_engine::{BoxId, Change, Context as _, Engine, Error, Purpose};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{Mutex, Notify, mpsc};
+use tokio::sync::{Notify, mpsc};
 
 use crate::admission::Admission;
 use crate::admission::descriptors::DescriptorBudget;
@@ -133,7 +133,6 @@ pub fn serve(options: Options) -> Result<(), Error> {
         metrics,
         shutdown: shutdown.clone(),
         config: config.clone(),
-        whole_host: Mutex::default(),
     });
     let bodies = service.admission.bodies.clone();
     let http = Http::new(config, Arc::clone(&journal), shutdown, bodies);

@@ -16,7 +16,9 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::oneshot;
+
+use crate::permits::{Permit, Permits};
 
 type BlockingCall = Box<dyn FnOnce() + Send>;
 
@@ -30,8 +32,8 @@ const SLOTS_PER_CREATOR: usize = 2;
 #[derive(Debug, Clone)]
 pub struct Workers {
     queue: SyncSender<BlockingCall>,
-    free: Arc<Semaphore>,
-    threads: usize,
+    /// One for each thread.
+    threads: Permits,
 }
 
 impl Workers {
@@ -43,21 +45,20 @@ impl Workers {
             let thread = thread::Builder::new().name(format!("{name}-{number}"));
             thread.spawn(move || work(&calls))?;
         }
-        Ok(Self { queue, free: Arc::new(Semaphore::new(threads)), threads })
+        Ok(Self { queue, threads: Permits::new(threads) })
     }
 
     pub fn threads(&self) -> usize {
-        self.threads
+        self.threads.most()
     }
 
     /// Makes a call on one of the threads. Once it has begun, it runs to its end, even if this
     /// future is dropped.
     pub async fn call<T: Send + 'static>(&self, call: impl FnOnce() -> T + Send + 'static) -> T {
-        let free = Arc::clone(&self.free).acquire_owned().await;
-        let free = free.expect("the semaphore is never closed");
+        let thread = self.threads.next().await;
         let (done, result) = oneshot::channel();
         let call = Box::new(move || {
-            let _free = free;
+            let _thread = thread;
             // This fails if the caller no longer waits.
             done.send(call()).ok();
         });
@@ -86,25 +87,21 @@ pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Debug, Clone)]
 pub struct Creators {
     workers: Workers,
-    slots: Arc<Semaphore>,
+    /// Each is held until the command of the box runs: the keeper still works when its creator is
+    /// done. So few keepers work at once, and the first box is ready early instead of all late.
+    slots: Permits,
 }
-
-/// The right to create a box, until its command runs. The keeper still works when its creator is done.
-/// Slots limit how many keepers work at once, so that the first box is ready early instead of all boxes
-/// late.
-pub type CreateSlot = OwnedSemaphorePermit;
 
 impl Creators {
     pub fn start() -> io::Result<Self> {
         let threads = thread::available_parallelism().map_or(1, usize::from) * CREATORS_PER_CPU;
-        let slots = Arc::new(Semaphore::new(threads * SLOTS_PER_CREATOR));
+        let slots = Permits::new(threads * SLOTS_PER_CREATOR);
         Ok(Self { workers: Workers::start("creator", threads)?, slots })
     }
 
     /// Waits for a slot. The first to ask gets the first slot.
-    pub async fn slot(&self) -> CreateSlot {
-        let slot = Arc::clone(&self.slots).acquire_owned().await;
-        slot.expect("the semaphore is never closed")
+    pub async fn slot(&self) -> Permit {
+        self.slots.next().await
     }
 
     /// Creates a box on one of the threads. The caller must not drop the future: the result
@@ -198,8 +195,8 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
         runtime.block_on(async {
             let mut held = Vec::new();
-            while creators.slots.available_permits() > 0 {
-                held.push(creators.slot().await);
+            while let Some(slot) = creators.slots.take() {
+                held.push(slot);
             }
             let wait = |number: usize| {
                 let (creators, order) = (creators.clone(), Arc::clone(&order));

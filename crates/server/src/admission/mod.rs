@@ -14,12 +14,8 @@ pub mod quota;
 pub mod share;
 pub mod streams;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use tare_engine::spec::{Spec, Tenant};
 use tare_engine::{Actor, BoxId, Scope};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::admission::bodies::Bodies;
 use crate::admission::places::Place;
@@ -28,6 +24,7 @@ use crate::admission::promise::Promise;
 use crate::admission::quota::{QuotaHold, Quotas};
 use crate::config::{Config, Key, Limits};
 use crate::error::ServiceError;
+use crate::permits::{Permit, Permits};
 
 /// The client that sent a request. Every API makes one from its own kind of authentication.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -143,7 +140,7 @@ pub struct Admission {
 #[derive(Debug)]
 pub struct Admitted {
     /// `None` for a box that lives on.
-    turn: Option<Turn>,
+    run: Option<Permit>,
     place: Place,
     quota: Option<QuotaHold>,
 }
@@ -177,8 +174,8 @@ impl Admitted {
     }
 
     /// Lets the next run begin, because the box of this one is stuck and outlives it.
-    pub fn without_turn(mut self) -> Self {
-        self.turn = None;
+    pub fn without_run(mut self) -> Self {
+        self.run = None;
         self
     }
 }
@@ -203,7 +200,7 @@ impl Admission {
     ) -> Result<Admitted, ServiceError> {
         let quota = self.quotas.hold(config, caller, need)?;
         match self.admit_to_host(config, need).await {
-            Ok((turn, place)) => Ok(Admitted { turn, place, quota }),
+            Ok((run, place)) => Ok(Admitted { run, place, quota }),
             Err(error) => {
                 if let Some(quota) = quota {
                     quota.refund();
@@ -217,20 +214,20 @@ impl Admission {
         &self,
         config: &Config,
         need: Need,
-    ) -> Result<(Option<Turn>, Place), ServiceError> {
-        let turn = match need.work {
+    ) -> Result<(Option<Permit>, Place), ServiceError> {
+        let run = match need.work {
             Work::Run => Some(self.runs.next().await?),
             Work::Box => None,
         };
         let promise = Promise::new(&config.admission, need);
         let place = self.pressure.place(need.work, promise).await?;
-        Ok((turn, place))
+        Ok((run, place))
     }
 
     /// Admits a box that waits in a pool: it counts with what it uses, and is promised nothing.
     pub async fn admit_waiting(&self) -> Result<Admitted, ServiceError> {
         let place = self.pressure.place(Work::Box, Promise::default()).await?;
-        Ok(Admitted { turn: None, place, quota: None })
+        Ok(Admitted { run: None, place, quota: None })
     }
 
     /// The guard of a box that exists already.
@@ -243,129 +240,47 @@ impl Admission {
     ) -> Admitted {
         let quota = key.map(|key| self.quotas.of_existing(key, need.memory_bytes));
         let place = self.pressure.place_of_existing(id, Promise::new(&config.admission, need));
-        Admitted { turn: None, place, quota }
+        Admitted { run: None, place, quota }
     }
 
     /// Returns when no run is active.
     pub async fn idle(&self) {
-        self.runs.turns.all().await;
+        self.runs.active.all_free().await;
     }
 
     pub fn running(&self) -> usize {
-        self.runs.turns.taken().saturating_sub(self.pressure.runs_waiting())
+        self.runs.active.taken().saturating_sub(self.pressure.runs_waiting())
     }
 
     /// Runs that wait for their turn or for room.
     pub fn waiting(&self) -> usize {
-        self.runs.waiting.load(Ordering::Relaxed) + self.pressure.runs_waiting()
-    }
-}
-
-/// A semaphore that knows how many permits are taken. A plain one does not: while
-/// [`Self::all`] waits, it holds every free permit itself.
-#[derive(Debug)]
-pub struct Counted {
-    free: Arc<Semaphore>,
-    most: usize,
-    taken: Arc<AtomicUsize>,
-}
-
-/// One permit, until it is dropped.
-#[derive(Debug)]
-pub struct Turn {
-    /// Dropped first: when [`Counted::all`] returns, no permit counts as taken.
-    _taken: Counting,
-    _permit: OwnedSemaphorePermit,
-}
-
-impl Counted {
-    pub fn new(most: usize) -> Self {
-        Self { free: Arc::new(Semaphore::new(most)), most, taken: Arc::default() }
-    }
-
-    /// Returns a permit if one is free.
-    pub fn take(&self) -> Option<Turn> {
-        let permit = Arc::clone(&self.free).try_acquire_owned().ok()?;
-        Some(self.turn(permit))
-    }
-
-    /// Waits for a permit, in the order of calls.
-    pub async fn next(&self) -> Turn {
-        let permit = Arc::clone(&self.free).acquire_owned().await;
-        self.turn(permit.expect("the semaphore is never closed"))
-    }
-
-    fn turn(&self, permit: OwnedSemaphorePermit) -> Turn {
-        Turn { _taken: Counting::begin(&self.taken), _permit: permit }
-    }
-
-    pub fn most(&self) -> usize {
-        self.most
-    }
-
-    pub fn taken(&self) -> usize {
-        self.taken.load(Ordering::Relaxed)
-    }
-
-    /// Returns when no permit is taken.
-    pub async fn all(&self) {
-        let all = u32::try_from(self.most).unwrap_or(u32::MAX);
-        let all = self.free.acquire_many(all).await;
-        drop(all.expect("the semaphore is never closed"));
+        self.runs.waiting.taken() + self.pressure.runs_waiting()
     }
 }
 
 /// Runs that are active, and those that wait for their turn.
 #[derive(Debug)]
 struct RunQueue {
-    turns: Counted,
-    waiting: Arc<AtomicUsize>,
-    waiting_max: usize,
+    active: Permits,
+    waiting: Permits,
 }
 
 impl RunQueue {
     fn new(limits: &Limits) -> Self {
-        Self {
-            turns: Counted::new(limits.runs),
-            waiting: Arc::default(),
-            waiting_max: limits.runs_waiting,
-        }
+        Self { active: Permits::new(limits.runs), waiting: Permits::new(limits.runs_waiting) }
     }
 
-    async fn next(&self) -> Result<Turn, ServiceError> {
-        if let Some(one) = self.turns.take() {
+    async fn next(&self) -> Result<Permit, ServiceError> {
+        if let Some(one) = self.active.take() {
             return Ok(one);
         }
-        let waiting = Counting::begin(&self.waiting);
-        if waiting.before >= self.waiting_max {
-            let message = format!(
-                "server busy: {} runs are active, and {} wait",
-                self.turns.most, self.waiting_max
-            );
+        let Some(_waiting) = self.waiting.take() else {
+            let (active, waiting) = (self.active.most(), self.waiting.most());
+            let message = format!("server busy: {active} runs are active, and {waiting} wait");
             return Err(ServiceError::unavailable("busy", message)
                 .with_hint("try again, or raise [limits] runs or runs_waiting"));
-        }
-        Ok(self.turns.next().await)
-    }
-}
-
-/// Counts as one until it is dropped.
-#[derive(Debug)]
-struct Counting {
-    count: Arc<AtomicUsize>,
-    /// The count without this one.
-    before: usize,
-}
-
-impl Counting {
-    fn begin(count: &Arc<AtomicUsize>) -> Self {
-        Self { before: count.fetch_add(1, Ordering::Relaxed), count: Arc::clone(count) }
-    }
-}
-
-impl Drop for Counting {
-    fn drop(&mut self) {
-        self.count.fetch_sub(1, Ordering::Relaxed);
+        };
+        Ok(self.active.next().await)
     }
 }
 
@@ -373,45 +288,30 @@ impl Drop for Counting {
 mod tests {
     use super::*;
 
-    fn turns(runs: usize, runs_waiting: usize) -> RunQueue {
+    fn queue(runs: usize, runs_waiting: usize) -> RunQueue {
         RunQueue::new(&Limits { runs, runs_waiting, ..Limits::default() })
     }
 
     #[tokio::test]
     async fn a_run_is_refused_when_too_many_wait() {
-        let turns = turns(1, 0);
-        let first = turns.next().await.expect("none is active");
-        let refused = turns.next().await.expect_err("one is active");
+        let runs = queue(1, 0);
+        let first = runs.next().await.expect("none is active");
+        let refused = runs.next().await.expect_err("one is active");
         assert_eq!(refused.code, "busy");
         drop(first);
-        drop(turns.next().await.expect("none is active"));
-    }
-
-    /// The log said `drained ended=64` for one run.
-    #[tokio::test]
-    async fn runs_are_counted_while_a_drain_waits_for_them() {
-        let turns = turns(64, 0);
-        let one = turns.next().await.expect("none is active");
-        let idle = turns.turns.all();
-        tokio::pin!(idle);
-        let soon = tokio::time::timeout(std::time::Duration::from_millis(1), &mut idle).await;
-        assert!(soon.is_err(), "one is active");
-        assert_eq!(turns.turns.taken(), 1);
-        drop(one);
-        idle.await;
-        assert_eq!(turns.turns.taken(), 0);
+        drop(runs.next().await.expect("none is active"));
     }
 
     /// A client that disconnects while it waits leaves the queue.
     #[tokio::test]
     async fn a_run_that_gives_up_leaves_the_queue() {
-        let turns = turns(1, 1);
-        let _first = turns.next().await.expect("none is active");
+        let runs = queue(1, 1);
+        let _first = runs.next().await.expect("none is active");
         for _attempt in 0..3 {
-            let waiting = turns.next();
+            let waiting = runs.next();
             let gave_up = tokio::time::timeout(std::time::Duration::from_millis(1), waiting).await;
             assert!(gave_up.is_err(), "it waits");
         }
-        assert_eq!(turns.waiting.load(Ordering::Relaxed), 0);
+        assert_eq!(runs.waiting.taken(), 0);
     }
 }

@@ -10,7 +10,6 @@
 //! (`promise`). Boxes that exist are never touched. One thread measures. It starts with the server.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -18,13 +17,14 @@ use tare_engine::{BoxId, Change, Context, Engine, Error, Gauge, GaugeSettings, G
 use tare_engine::{Level, Reading};
 use tokio::sync::{mpsc, watch};
 
+use crate::admission::Work;
 use crate::admission::descriptors::DescriptorBudget;
 use crate::admission::measurement::{Measurement, Meter, does_not_fit, refused};
 use crate::admission::places::{Place, Places, TakenPlaces, UseOfBoxes};
 use crate::admission::promise::{self, LiveBox, Promise, check_fit};
-use crate::admission::{Counting, Work};
 use crate::config::current::CurrentConfig;
 use crate::error::ServiceError;
+use crate::permits::Permits;
 
 /// How often the thread measures without a request.
 const MEASURE_EVERY: Duration = Duration::from_secs(1);
@@ -46,8 +46,8 @@ struct PressureState {
     places: Places,
     /// Held by the run that is next to get room.
     next_run: tokio::sync::Mutex<()>,
-    /// Runs that wait for room.
-    runs_waiting: Arc<AtomicUsize>,
+    /// Taken by runs that wait for room.
+    runs_waiting: Permits,
 }
 
 /// Why a box gets no place.
@@ -70,13 +70,15 @@ impl Pressure {
         let settings = settings(&config);
         let (mut meter, places) = (Meter::open(engine, settings)?, Places::default());
         let (first, _) = meter.measure(&places, settings);
+        // Each run that waits for room has one of `[limits] runs`.
+        let runs_waiting = Permits::new(config.get().limits.runs);
         let pressure = Self(Arc::new(PressureState {
             measured: watch::Sender::new(Arc::new(first)),
             wanted,
             config,
             places,
             next_run: tokio::sync::Mutex::default(),
-            runs_waiting: Arc::default(),
+            runs_waiting,
         }));
         let shared = Arc::clone(&pressure.0);
         let thread = std::thread::Builder::new().name("gauges".into());
@@ -104,7 +106,7 @@ impl Pressure {
 
     /// Runs that wait for room that other runs take.
     pub fn runs_waiting(&self) -> usize {
-        self.0.runs_waiting.load(Ordering::Relaxed)
+        self.0.runs_waiting.taken()
     }
 
     /// Takes the place of a box that exists already.
@@ -147,7 +149,7 @@ impl Pressure {
         mut measured: Arc<Measurement>,
         promise: Promise,
     ) -> Result<Place, ServiceError> {
-        let _waiting = Counting::begin(&self.0.runs_waiting);
+        let _waiting = self.0.runs_waiting.next().await;
         let _next = self.0.next_run.lock().await;
         loop {
             match self.take_place(&measured, Work::Run, promise) {

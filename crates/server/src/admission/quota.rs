@@ -84,7 +84,7 @@ impl Quotas {
     }
 
     /// Counts a stop that waits for its box. Without keys all callers share one account.
-    pub fn begin_stop(&self, caller: &Caller) -> Result<StopTurn, ServiceError> {
+    pub fn begin_stop(&self, caller: &Caller) -> Result<StopPermit, ServiceError> {
         let key = caller.tenant.as_str().to_owned();
         let mut accounts = locked(&self.0);
         let account = accounts.entry(key.clone()).or_default();
@@ -94,7 +94,7 @@ impl Quotas {
                 .with_hint("try again when one of the boxes has ended"));
         }
         account.stops += 1;
-        Ok(StopTurn { quotas: self.clone(), key })
+        Ok(StopPermit { quotas: self.clone(), key })
     }
 
     /// Changes the account of a key, and forgets it if nothing of it is left.
@@ -111,12 +111,12 @@ impl Quotas {
 
 /// One stop that waits for its box, until this is dropped.
 #[derive(Debug)]
-pub struct StopTurn {
+pub struct StopPermit {
     quotas: Quotas,
     key: String,
 }
 
-impl Drop for StopTurn {
+impl Drop for StopPermit {
     fn drop(&mut self) {
         self.quotas.change(&self.key, |account| account.stops -= 1);
     }
@@ -301,13 +301,13 @@ mod tests {
     fn at_most_64_stops_of_a_key_wait_at_once() {
         let quotas = Quotas::default();
         for caller in [ci(), Caller::default()] {
-            let mut turns: Vec<_> = (0..STOPS_MAX)
+            let mut permits: Vec<_> = (0..STOPS_MAX)
                 .map(|_| quotas.begin_stop(&caller).expect("there is room"))
                 .collect();
             let refused = quotas.begin_stop(&caller).expect_err("all are taken");
             assert_eq!(refused.code, "quota_stops");
             assert!(refused.retry_after_s.is_some());
-            turns.pop();
+            permits.pop();
             assert!(quotas.begin_stop(&caller).is_ok());
         }
     }

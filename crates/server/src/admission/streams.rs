@@ -8,16 +8,11 @@ use crate::error::ServiceError;
 #[derive(Debug, Clone, Default)]
 pub struct OpenStreams(SharedAmount);
 
-/// One open stream, until it is dropped.
-#[derive(Debug)]
-pub struct OpenStream {
-    _share: Share,
-}
-
 const RETRY_AFTER_S: u32 = 5;
 
 impl OpenStreams {
-    pub fn open(&self, config: &Config, key: Option<&str>) -> Result<OpenStream, ServiceError> {
+    /// Counts one stream, until the share is dropped.
+    pub fn open(&self, config: &Config, key: Option<&str>) -> Result<Share, ServiceError> {
         let most = config.limits.streams_max() as u64;
         let mut share = self.0.begin(key, config.keys.len());
         share.resize(1, most).map_err(|refused| match refused {
@@ -34,7 +29,7 @@ impl OpenStreams {
                 )
             }
         })?;
-        Ok(OpenStream { _share: share })
+        Ok(share)
     }
 
     /// The number of open streams.

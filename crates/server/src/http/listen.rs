@@ -24,7 +24,6 @@ use rustix::net::{
 use tare_engine::{Context as _, Error};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
@@ -33,6 +32,7 @@ use crate::config::Listen;
 use crate::error::ServiceError;
 use crate::http::Http;
 use crate::http::write_timeout::WriteTimeout;
+use crate::permits::{Permit, Permits};
 
 /// How long a client may take for the head of a request, also between two requests of a
 /// connection. `[limits] client` can lower it.
@@ -110,7 +110,7 @@ const ESSENTIAL_HEAD_WITHIN: Duration = Duration::from_secs(2);
 
 /// A connection of the reserve that has sent no request for this long is idle.
 const IDLE_AFTER: Duration = Duration::from_millis(50);
-/// How long a connection may take to give its seat back.
+/// How long a connection may take to end.
 const CLOSED_WITHIN: Duration = Duration::from_millis(1);
 
 const ESSENTIAL: [(Method, &str); 5] = [
@@ -151,32 +151,22 @@ pub fn refused_in_reserve(http: &Http, request: &Request) -> Option<ServiceError
 }
 
 /// The connections that the server allows.
-struct Seats {
-    ordinary: Arc<Semaphore>,
-    reserve: Arc<Semaphore>,
+struct Connections {
+    ordinary: Permits,
+    reserve: Permits,
     /// Connections of the reserve that may be idle, the oldest first.
     reserved: VecDeque<Reserved>,
 }
 
-/// One of the connections, until it is dropped.
-struct Seat {
-    /// `None` for an ordinary connection.
-    reserved: Option<Reserved>,
-    _permit: OwnedSemaphorePermit,
-}
-
-impl Seats {
-    /// Returns a seat for a connection that was accepted, one of the reserve if there is no
+impl Connections {
+    /// Returns the permit of a connection that was accepted, one of the reserve if there is no
     /// other. If the reserve is full too, it closes the oldest connection that has sent no
     /// request for a while: idle clients must not delay an operator.
-    async fn next(&mut self) -> Seat {
-        let (ordinary, reserve) = (Arc::clone(&self.ordinary), Arc::clone(&self.reserve));
+    async fn next(&mut self) -> (Permit, Option<Reserved>) {
         tokio::select! {
             biased;
-            permit = ordinary.acquire_owned() => {
-                Seat { reserved: None, _permit: permit.expect("the semaphore is never closed") }
-            }
-            permit = reserve.acquire_owned() => {
+            permit = self.ordinary.next() => (permit, None),
+            permit = self.reserve.next() => {
                 let reserved = Reserved {
                     accepted: Instant::now(),
                     has_request: Arc::default(),
@@ -185,8 +175,7 @@ impl Seats {
                 // Only this queue still knows a connection that is over.
                 self.reserved.retain(|one| Arc::strong_count(&one.has_request) > 1);
                 self.reserved.push_back(reserved.clone());
-                let permit = permit.expect("the semaphore is never closed");
-                Seat { reserved: Some(reserved), _permit: permit }
+                (permit, Some(reserved))
             }
             never = close_idle(&mut self.reserved) => match never {},
         }
@@ -200,7 +189,7 @@ async fn close_idle(reserved: &mut VecDeque<Reserved>) -> Infallible {
         if !oldest.has_request.load(Ordering::Relaxed) {
             oldest.close.cancel();
             reserved.pop_front();
-            // That seat may be enough.
+            // That one may be enough.
             tokio::time::sleep(CLOSED_WITHIN).await;
         } else {
             reserved.pop_front();
@@ -211,36 +200,38 @@ async fn close_idle(reserved: &mut VecDeque<Reserved>) -> Infallible {
 
 /// Serves until the server drains, and returns when the last connection is over.
 pub async fn serve(listener: Listener, router: Router, http: Http) {
-    let most = http.config().limits.connections;
-    let mut seats = Seats {
-        ordinary: Arc::new(Semaphore::new(most)),
-        reserve: Arc::new(Semaphore::new(ESSENTIAL_CONNECTIONS)),
+    let mut connections = Connections {
+        ordinary: Permits::new(http.config().limits.connections),
+        reserve: Permits::new(ESSENTIAL_CONNECTIONS),
         reserved: VecDeque::new(),
     };
     tokio::select! {
-        () = accept_all(&listener, &mut seats, &router, &http) => {}
+        () = accept_all(&listener, &mut connections, &router, &http) => {}
         () = http.shutdown.draining() => {}
     }
     drop(listener);
-    for (semaphore, most) in [(&seats.ordinary, most), (&seats.reserve, ESSENTIAL_CONNECTIONS)] {
-        let all = u32::try_from(most).unwrap_or(u32::MAX);
-        semaphore.acquire_many(all).await.ok();
-    }
+    connections.ordinary.all_free().await;
+    connections.reserve.all_free().await;
 }
 
-async fn accept_all(listener: &Listener, seats: &mut Seats, router: &Router, http: &Http) {
+async fn accept_all(
+    listener: &Listener,
+    connections: &mut Connections,
+    router: &Router,
+    http: &Http,
+) {
     loop {
         match accept(listener).await {
             Ok(Stream::Tcp(stream)) => {
                 // Small frames of a stream are sent as they come.
                 stream.set_nodelay(true).ok();
                 let client = stream.peer_addr().map_or("unknown".to_owned(), |it| it.to_string());
-                serve_connection((stream, &client), router, http, seats.next().await);
+                serve_connection((stream, &client), router, http, connections.next().await);
             }
             Ok(Stream::Unix(stream)) => {
                 let user = stream.peer_cred().map(|it| format!("uid {}", it.uid()));
                 let client = user.unwrap_or_else(|_| "unknown".to_owned());
-                serve_connection((stream, &client), router, http, seats.next().await);
+                serve_connection((stream, &client), router, http, connections.next().await);
             }
             Err(_) => tokio::time::sleep(ACCEPT_AGAIN).await,
         }
@@ -267,17 +258,17 @@ fn serve_connection<S: AsyncRead + AsyncWrite + AsFd + Unpin + Send + 'static>(
     (stream, client): (S, &str),
     router: &Router,
     http: &Http,
-    seat: Seat,
+    (permit, reserved): (Permit, Option<Reserved>),
 ) {
     let client = ClientAddress(client.into());
     let shutdown = http.shutdown.clone();
     let client_timeout = http.config().limits.client.0;
     let stream = WriteTimeout::new(stream, client_timeout);
-    let (head_within, close) = match &seat.reserved {
+    let (head_within, close) = match &reserved {
         None => (HEAD_WITHIN, CancellationToken::new()),
         Some(reserved) => (ESSENTIAL_HEAD_WITHIN, reserved.close.clone()),
     };
-    let reserved = seat.reserved.clone();
+    let is_reserved = reserved.is_some();
     let service = router.clone().map_request(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(client.clone());
         if let Some(reserved) = &reserved {
@@ -289,7 +280,7 @@ fn serve_connection<S: AsyncRead + AsyncWrite + AsFd + Unpin + Send + 'static>(
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(head_within.min(client_timeout))
-            .keep_alive(seat.reserved.is_none())
+            .keep_alive(!is_reserved)
             .max_buf_size(HEAD_BYTES_MAX)
             .max_headers(HEADERS_MAX)
             .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service))
@@ -304,6 +295,6 @@ fn serve_connection<S: AsyncRead + AsyncWrite + AsFd + Unpin + Send + 'static>(
                 connection.await.ok();
             }
         }
-        drop(seat);
+        drop(permit);
     });
 }

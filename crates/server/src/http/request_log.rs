@@ -16,7 +16,7 @@ use tare_engine::BoxId;
 
 use crate::admission::Caller;
 use crate::admission::bodies::{self, Charge};
-use crate::admission::streams::OpenStream;
+use crate::admission::share::Share;
 use crate::error::ServiceError;
 use crate::http::error::{self, ReportedError};
 use crate::http::listen::ClientAddress;
@@ -47,7 +47,7 @@ struct RequestContext {
 struct HeldByRequest {
     body: Option<Charge>,
     response: Option<Charge>,
-    stream: Option<OpenStream>,
+    stream: Option<Share>,
 }
 
 tokio::task_local! {
@@ -93,7 +93,7 @@ pub fn hold_stream(http: &Http) -> Result<(), ServiceError> {
 }
 
 /// Opens a stream that outlives the response, such as a terminal.
-pub fn open_stream(http: &Http) -> Result<OpenStream, ServiceError> {
+pub fn open_stream(http: &Http) -> Result<Share, ServiceError> {
     let config = http.config();
     let opened = CURRENT.try_with(|current| http.streams.open(&config, current.key()));
     opened.unwrap_or_else(|_no_request| http.streams.open(&config, None))

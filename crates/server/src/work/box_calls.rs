@@ -1,7 +1,7 @@
-//! Turns for calls into boxes. Such a call holds a worker thread until the keeper of its box, or a
+//! Permits for calls into boxes. Such a call holds a worker thread until the keeper of its box, or a
 //! program of ours in the box, answers. The user of the box can delay that. So these calls get a
 //! part of the threads, each box few of them, and each key, or each user of a key, half of those that
-//! others leave. A call that waits for its turn holds no thread.
+//! others leave. A call that waits holds no thread.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -34,7 +34,7 @@ struct CallQueue {
 struct Calls {
     running: Vec<BoxCall>,
     /// The first came first.
-    waiting: VecDeque<(BoxCall, oneshot::Sender<CallTurn>)>,
+    waiting: VecDeque<(BoxCall, oneshot::Sender<CallPermit>)>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,13 +42,13 @@ struct BoxCall {
     into: BoxId,
     /// Its key or user; `None` on a server without either.
     sharer: Option<String>,
-    /// How many share the turns.
+    /// How many share the permits.
     sharers: usize,
 }
 
 /// The right to make one call, until it is dropped.
 #[derive(Debug)]
-pub struct CallTurn {
+pub struct CallPermit {
     queue: BoxCalls,
     call: BoxCall,
 }
@@ -58,22 +58,26 @@ impl BoxCalls {
         Self(Arc::new(CallQueue { most, calls: Mutex::default() }))
     }
 
-    /// Waits for a turn. `keys` is the number of keys that share the turns now.
-    pub async fn turn(
+    /// Waits for a permit. `keys` is the number of keys that share them now.
+    pub async fn next(
         &self,
         caller: &Caller,
         into: &BoxId,
         keys: usize,
-    ) -> Result<CallTurn, ServiceError> {
+    ) -> Result<CallPermit, ServiceError> {
         // How many users a key has is not known: there is always another one.
         let sharers = if caller.user.is_some() { keys.max(2) } else { keys };
-        let (sender, turn) = oneshot::channel();
+        let (sender, permit) = oneshot::channel();
         self.enter(BoxCall { into: into.clone(), sharer: caller.sharer(), sharers }, sender)?;
-        self.give_turns();
-        Ok(turn.await.expect("a call in the queue gets its turn"))
+        self.give_permits();
+        Ok(permit.await.expect("a call in the queue gets its permit"))
     }
 
-    fn enter(&self, call: BoxCall, turn: oneshot::Sender<CallTurn>) -> Result<(), ServiceError> {
+    fn enter(
+        &self,
+        call: BoxCall,
+        permit: oneshot::Sender<CallPermit>,
+    ) -> Result<(), ServiceError> {
         let mut calls = locked(&self.0.calls);
         calls.forget_gone();
         let waiting = || calls.waiting.iter().map(|(other, _)| other);
@@ -86,12 +90,12 @@ impl BoxCalls {
             );
             return Err(ServiceError::unavailable("busy", message));
         }
-        calls.waiting.push_back((call, turn));
+        calls.waiting.push_back((call, permit));
         Ok(())
     }
 
-    /// Gives a turn to every waiting call that may have one.
-    fn give_turns(&self) {
+    /// Gives a permit to every waiting call that may have one.
+    fn give_permits(&self) {
         let mut given = Vec::new();
         let mut calls = locked(&self.0.calls);
         calls.forget_gone();
@@ -101,13 +105,13 @@ impl BoxCalls {
                 place += 1;
             } else if let Some((call, sender)) = calls.waiting.remove(place) {
                 calls.running.push(call.clone());
-                given.push((sender, CallTurn { queue: self.clone(), call }));
+                given.push((sender, CallPermit { queue: self.clone(), call }));
             }
         }
-        // A client may be gone by now. Its turn is then dropped, which takes the lock.
+        // A client may be gone by now. Its permit is then dropped, which takes the lock.
         drop(calls);
-        for (sender, turn) in given {
-            sender.send(turn).ok();
+        for (sender, permit) in given {
+            sender.send(permit).ok();
         }
     }
 }
@@ -127,14 +131,14 @@ impl Calls {
     }
 }
 
-impl Drop for CallTurn {
+impl Drop for CallPermit {
     fn drop(&mut self) {
         let mut calls = locked(&self.queue.0.calls);
         if let Some(place) = calls.running.iter().position(|call| *call == self.call) {
             calls.running.swap_remove(place);
         }
         drop(calls);
-        self.queue.give_turns();
+        self.queue.give_permits();
     }
 }
 
@@ -150,19 +154,19 @@ mod tests {
         Caller::of(Tenant::parse(key).expect("a key"))
     }
 
-    /// Begins as many calls of a key as get a turn at once, each into another box.
-    async fn take_all(calls: &BoxCalls, key: &str) -> Vec<CallTurn> {
+    /// Begins as many calls of a key as get a permit at once, each into another box.
+    async fn take_all(calls: &BoxCalls, key: &str) -> Vec<CallPermit> {
         take_all_of(calls, &caller(key), 4).await
     }
 
-    async fn take_all_of(calls: &BoxCalls, caller: &Caller, keys: usize) -> Vec<CallTurn> {
-        let mut turns = Vec::new();
+    async fn take_all_of(calls: &BoxCalls, caller: &Caller, keys: usize) -> Vec<CallPermit> {
+        let mut permits = Vec::new();
         loop {
             let into = BoxId::random();
-            let turn = calls.turn(caller, &into, keys);
-            match tokio::time::timeout(Duration::from_millis(1), turn).await {
-                Ok(turn) => turns.push(turn.expect("a turn")),
-                Err(_waits) => return turns,
+            let permit = calls.next(caller, &into, keys);
+            match tokio::time::timeout(Duration::from_millis(1), permit).await {
+                Ok(permit) => permits.push(permit.expect("a permit")),
+                Err(_waits) => return permits,
             }
         }
     }
@@ -197,31 +201,31 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_box_without_turns_left_delays_no_other_box() {
+    async fn a_box_without_permits_left_delays_no_other_box() {
         let calls = BoxCalls::new(8);
         let (caller, slow) = (Caller::without_keys(), BoxId::random());
         let mut held = Vec::new();
         for _call in 0..CALLS_OF_A_BOX {
-            held.push(calls.turn(&caller, &slow, 0).await.expect("a turn"));
+            held.push(calls.next(&caller, &slow, 0).await.expect("a permit"));
         }
-        let next = calls.turn(&caller, &slow, 0);
+        let next = calls.next(&caller, &slow, 0);
         tokio::pin!(next);
         let soon = tokio::time::timeout(Duration::from_millis(1), &mut next).await;
         assert!(soon.is_err(), "it waits");
-        drop(calls.turn(&caller, &BoxId::random(), 0).await.expect("another box"));
+        drop(calls.next(&caller, &BoxId::random(), 0).await.expect("another box"));
         held.pop();
-        drop(next.await.expect("its turn"));
+        drop(next.await.expect("its permit"));
     }
 
     #[tokio::test]
     async fn calls_beyond_the_bound_are_refused_and_those_of_gone_clients_do_not_count() {
         let calls = BoxCalls::new(1);
         let (caller, slow) = (Caller::without_keys(), BoxId::random());
-        let held = calls.turn(&caller, &slow, 0).await.expect("a turn");
+        let held = calls.next(&caller, &slow, 0).await.expect("a permit");
         let enter = || {
-            let (sender, turn) = oneshot::channel();
+            let (sender, permit) = oneshot::channel();
             let call = BoxCall { into: slow.clone(), sharer: None, sharers: 0 };
-            calls.enter(call, sender).map(|()| turn)
+            calls.enter(call, sender).map(|()| permit)
         };
         let mut waiting: Vec<_> = (0..WAITING_MAX).map(|_| enter().expect("room")).collect();
         assert_eq!(enter().expect_err("it is full").code, "busy");
@@ -229,6 +233,6 @@ mod tests {
         drop(enter().expect("one is gone"));
         drop(waiting);
         drop(held);
-        drop(calls.turn(&caller, &slow, 0).await.expect("all others are gone"));
+        drop(calls.next(&caller, &slow, 0).await.expect("all others are gone"));
     }
 }

@@ -214,7 +214,7 @@ impl Service {
         reference: String,
         grace: Duration,
     ) -> Result<Status, ServiceError> {
-        let _turn = self.admission.quotas.begin_stop(caller)?;
+        let _permit = self.admission.quotas.begin_stop(caller)?;
         let (named_by, by) = (caller.clone(), caller.actor());
         let begin = move |engine: &Engine| {
             let (before, watch) = before_end(engine, &named_by, &reference)?;
@@ -245,7 +245,7 @@ impl Service {
             let send = move |engine: &Engine, id: &BoxId| engine.signal(id, signal, &by);
             return Ok(self.change(caller, reference, send).await?.1);
         }
-        let _turn = self.admission.quotas.begin_stop(caller)?;
+        let _permit = self.admission.quotas.begin_stop(caller)?;
         let named_by = caller.clone();
         let begin = move |engine: &Engine| before_end(engine, &named_by, &reference);
         let (before, watch) = self.call_in_share(&self.shares.ending, begin).await?;
@@ -303,20 +303,19 @@ impl Service {
     /// Compares records and host. With `wait`, repeats that until they agree, for at most ten seconds.
     /// With `since`, adds the boxes that were removed since then.
     pub async fn audit(&self, wait: bool, since: Option<Timestamp>) -> Result<Audit, ServiceError> {
-        let _turn = self.whole_host.lock().await;
         let audit = if wait { Engine::audit_until_clean } else { Engine::audit };
         let call = move |engine: &Engine| {
             let mut audit = audit(engine)?;
             audit.removed = since.map(|since| engine.removed_since(since)).transpose()?;
             Ok(audit)
         };
-        self.call(call).await
+        self.call_in_share(&self.shares.whole_host, call).await
     }
 
     /// Finishes boxes that are over, and removes leftovers; with `dry_run`, only lists them.
     pub async fn sweep(&self, dry_run: bool) -> Result<Vec<Swept>, ServiceError> {
-        let _turn = self.whole_host.lock().await;
-        self.call(move |engine| if dry_run { engine.plan_sweep() } else { engine.sweep() }).await
+        let sweep = if dry_run { Engine::plan_sweep } else { Engine::sweep };
+        self.call_in_share(&self.shares.whole_host, sweep).await
     }
 }
 

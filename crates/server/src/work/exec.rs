@@ -15,8 +15,9 @@ use tare_engine::{BoxId, Cause, Circumstances, End, Engine, ExecSpec, Session, S
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-use crate::admission::{Caller, Turn};
+use crate::admission::Caller;
 use crate::error::ServiceError;
+use crate::permits::Permit;
 use crate::work::Service;
 use crate::work::files::InputFile;
 use crate::work::outcome::RunOutput;
@@ -47,7 +48,7 @@ pub struct Process {
     started: Instant,
     timeout: Option<Duration>,
     counted: CountedEnd,
-    _permit: Turn,
+    _permit: Permit,
 }
 
 /// Counts the end of a process when it is dropped. Dropped before the end is known, it counts as

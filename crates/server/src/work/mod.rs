@@ -34,13 +34,14 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use tare_engine::{BoxId, Engine, Error};
-use tokio::sync::{Mutex, Notify, Semaphore};
+use tokio::sync::Notify;
 
 use crate::admission::bodies::Charge;
 use crate::admission::{Admission, Admitted, Caller, Need};
 use crate::config::Config;
 use crate::config::current::CurrentConfig;
 use crate::error::{PRESSURE, ServiceError};
+use crate::permits::Permits;
 use crate::shutdown::Shutdown;
 use crate::telemetry::journal::Journal;
 use crate::telemetry::metrics::Metrics;
@@ -81,8 +82,6 @@ pub struct ServiceParts {
     pub shutdown: Shutdown,
     pub config: CurrentConfig,
     pub shares: Shares,
-    /// Held by a call that looks at the whole host: one at a time is enough.
-    pub whole_host: Mutex<()>,
 }
 
 /// How many threads each kind of call that may have to wait can hold at once.
@@ -91,22 +90,24 @@ pub struct Shares {
     /// Calls that wait for a keeper or a program of ours in a box, which the box's user can stop.
     in_boxes: BoxCalls,
     /// Calls that list all boxes, each of which reads every record.
-    listing: Arc<Semaphore>,
+    listing: Permits,
     /// Calls that create a box, whose file systems may not answer.
-    creating: Arc<Semaphore>,
+    creating: Permits,
     /// Calls that end a box, whose last process may hang in the kernel.
-    ending: Arc<Semaphore>,
+    ending: Permits,
+    /// Calls that look at the whole host: one at a time is enough.
+    whole_host: Permits,
 }
 
 impl Shares {
     pub fn of(threads: usize) -> Self {
         let most = (threads / WORKER_SHARE_DIVISOR).max(1);
-        let share = || Arc::new(Semaphore::new(most));
         Self {
             in_boxes: BoxCalls::new(most),
-            listing: Arc::new(Semaphore::new(LISTS_AT_ONCE)),
-            creating: share(),
-            ending: share(),
+            listing: Permits::new(LISTS_AT_ONCE),
+            creating: Permits::new(most),
+            ending: Permits::new(most),
+            whole_host: Permits::new(1),
         }
     }
 }
@@ -165,8 +166,8 @@ impl Service {
         call: impl FnOnce(&Engine) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, ServiceError> {
         let keys = self.config().keys.len();
-        let turn = self.shares.in_boxes.turn(caller, id, keys).await?;
-        self.call_with(turn, call).await
+        let permit = self.shares.in_boxes.next(caller, id, keys).await?;
+        self.call_with(permit, call).await
     }
 
     /// Calls the engine with the box that a caller names, where it waits for a keeper or for a
@@ -185,21 +186,20 @@ impl Service {
     /// Calls the engine when the share of this kind of call has a free thread.
     async fn call_in_share<T: Send + 'static>(
         &self,
-        share: &Arc<Semaphore>,
+        share: &Permits,
         call: impl FnOnce(&Engine) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, ServiceError> {
-        let turn = Arc::clone(share).acquire_owned().await;
-        self.call_with(turn.expect("the semaphore is never closed"), call).await
+        self.call_with(share.next().await, call).await
     }
 
-    /// Calls the engine, and holds a turn until the thread is free, even if the client is gone.
+    /// Calls the engine, and holds a permit until the thread is free, even if the client is gone.
     async fn call_with<T: Send + 'static>(
         &self,
-        turn: impl Send + 'static,
+        permit: impl Send + 'static,
         call: impl FnOnce(&Engine) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, ServiceError> {
         let call = move |engine: &Engine| {
-            let _turn = turn;
+            let _permit = permit;
             call(engine)
         };
         self.call(call).await

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use tare_engine::spec::command;
 use tare_engine::{BoxId, End, Timestamp};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::mpsc;
 
-use crate::admission::{Counted, Turn};
 use crate::error::ServiceError;
+use crate::permits::{Permit, Permits};
 use crate::work::recent_output::RecentOutput;
 use crate::work::relay::ProcessControl;
 use crate::workers::locked;
@@ -25,9 +25,9 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 
 #[derive(Debug)]
 pub struct Processes {
-    running: Counted,
+    running: Permits,
     /// The part of the permits that transfers may use.
-    transfers: Arc<Semaphore>,
+    transfers: Permits,
     remembered: Mutex<HashMap<String, Arc<ExecProcess>>>,
 }
 
@@ -48,11 +48,7 @@ pub struct ExecProcess {
 }
 
 /// The right to transfer a file between a client, which may be slow, and a box or the file store.
-#[derive(Debug)]
-pub struct TransferPermit {
-    _running: Turn,
-    _share: OwnedSemaphorePermit,
-}
+pub type TransferPermit = [Permit; 2];
 
 /// A place for a detached process. The place is free again if this is dropped before the process
 /// runs.
@@ -88,14 +84,14 @@ pub struct Exited {
 impl Processes {
     pub fn new(running_max: usize) -> Self {
         Self {
-            running: Counted::new(running_max),
-            transfers: Arc::new(Semaphore::new(transfers_max(running_max))),
+            running: Permits::new(running_max),
+            transfers: Permits::new((running_max / 2).max(1)),
             remembered: Mutex::default(),
         }
     }
 
     /// Returns the right to run one process.
-    pub fn permit(&self) -> Result<Turn, ServiceError> {
+    pub fn permit(&self) -> Result<Permit, ServiceError> {
         self.running.take().ok_or_else(|| {
             let most = self.running.most();
             busy(format!("{most} processes run in boxes, the limit set by [limits] execs"))
@@ -105,16 +101,16 @@ impl Processes {
     /// Returns the right to transfer one file. Every transfer takes one, so half of the permits are
     /// left to processes, however many clients are slow.
     pub fn transfer(&self) -> Result<TransferPermit, ServiceError> {
-        let share = Arc::clone(&self.transfers).try_acquire_owned().map_err(|_| {
-            let most = transfers_max(self.running.most());
+        let transfer = self.transfers.take().ok_or_else(|| {
+            let most = self.transfers.most();
             busy(format!("{most} files are being transferred, half of [limits] execs"))
         })?;
-        Ok(TransferPermit { _running: self.permit()?, _share: share })
+        Ok([transfer, self.permit()?])
     }
 
     /// Returns when no process runs.
     pub async fn idle(&self) {
-        self.running.all().await;
+        self.running.all_free().await;
     }
 
     pub fn running(&self) -> usize {
@@ -218,10 +214,6 @@ impl ExecProcess {
         let mut input = locked(&self.input);
         *input = None;
     }
-}
-
-fn transfers_max(running_max: usize) -> usize {
-    (running_max / 2).max(1)
 }
 
 fn busy(why: String) -> ServiceError {

@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admission::{Admitted, Caller, Need};
 use crate::error::ServiceError;
+use crate::permits::Permit;
 use crate::telemetry::metrics::Phase;
 use crate::telemetry::{LogEvent, OfBox};
 use crate::work::Service;
@@ -32,7 +33,6 @@ use crate::work::output::OutputSink;
 use crate::work::pool::{self, Claimed, Shape};
 use crate::work::relay::{self, Input, Streams};
 use crate::work::run_request::{Progress, RunRequest, Warm};
-use crate::workers::CreateSlot;
 
 /// Bounds the wait when a volume's file system does not answer.
 const CREATE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -137,7 +137,7 @@ struct Steps {
 struct OwnBox {
     session: Session,
     /// `None` for a box that was made before the request.
-    slot: Option<CreateSlot>,
+    slot: Option<Permit>,
     /// An interpreter that waits in the box for its order.
     interpreter: Option<Session>,
     warm: Warm,
@@ -221,7 +221,7 @@ impl Steps {
     async fn make_box(
         &mut self,
         (spec, stdin): (Spec, Stdin),
-    ) -> Result<(Session, CreateSlot), Failed> {
+    ) -> Result<(Session, Permit), Failed> {
         let slot = self.unless_interrupted(self.service.creators.slot()).await?;
         self.progress.set("creating the box");
         let engine = Arc::clone(&self.service.engine);
@@ -279,7 +279,7 @@ impl Steps {
     async fn run_command<T: Send + 'static>(
         &mut self,
         session: &mut Session,
-        (slot, interpreter): (Option<CreateSlot>, Option<Session>),
+        (slot, interpreter): (Option<Permit>, Option<Session>),
         mut request: RunRequest<T>,
         sink: &OutputSink,
     ) -> Result<Finished<T>, Failed> {
@@ -355,11 +355,7 @@ impl Steps {
     }
 
     /// Waits until the keeper reports that the box is made.
-    async fn until_made(
-        &self,
-        session: &mut Session,
-        slot: Option<CreateSlot>,
-    ) -> Result<(), Failed> {
+    async fn until_made(&self, session: &mut Session, slot: Option<Permit>) -> Result<(), Failed> {
         let keeper = session.keeper()?;
         let made = async {
             let made = relay::started(session);
@@ -467,7 +463,7 @@ impl Steps {
             Ok(end) => return Ok((end, session.ended().cloned(), session.take_receipt())),
             Err(error) => ServiceError::from(error),
         };
-        let (id, admitted) = (session.id(), self.admitted.take().map(Admitted::without_turn));
+        let (id, admitted) = (session.id(), self.admitted.take().map(Admitted::without_run));
         if let Ok(keeper) = session.keeper() {
             self.service.watch.add(id.clone(), keeper, admitted);
         }

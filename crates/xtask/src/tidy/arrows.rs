@@ -35,7 +35,7 @@ const CRATES: [Crate; 4] = [
     },
     Crate {
         src: "crates/server/src",
-        order: "error config workers shutdown fd telemetry admission watch http work store \
+        order: "error config permits workers shutdown fd telemetry admission watch http work store \
                 librechat app api upkeep notify server",
         exceptions: &[
             ("http", "watch"),

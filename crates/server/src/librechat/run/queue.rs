@@ -2,7 +2,7 @@
 //! in which they came.
 //!
 //! ```text
-//! enter ─▶ waits ─▶ turn: the call runs until this is dropped
+//! enter ─▶ waits ─▶ its turn: the call runs until this is dropped
 //!   │        ├─ session_wait has passed ─▶ 409 runtime_session_busy
 //!   │        └─ the client hangs up, or the server stops
 //!   └─ session_queue calls wait already ─▶ 429 rate_limited
@@ -15,10 +15,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use prometheus_client::metrics::gauge::Gauge;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::ServiceError;
 use crate::librechat::state::LibreChat;
+use crate::permits::{Permit, Permits};
 use crate::workers::locked;
 
 /// When a client may send a call again that found a full queue.
@@ -30,8 +30,8 @@ pub struct Queues(Arc<Mutex<HashMap<String, Queue>>>);
 
 #[derive(Debug)]
 struct Queue {
-    /// One permit. The semaphore serves its callers in order.
-    turn: Arc<Semaphore>,
+    /// One permit.
+    turn: Permits,
     /// Calls that wait, and the one that has its turn.
     calls: usize,
 }
@@ -41,28 +41,24 @@ struct Queue {
 pub struct QueuedCall {
     pub session: String,
     queues: Queues,
-    turn: Arc<Semaphore>,
-}
-
-/// The use of a session, until this is dropped.
-#[derive(Debug)]
-pub struct SessionTurn {
-    _permit: OwnedSemaphorePermit,
-    pub call: QueuedCall,
+    turn: Permits,
+    /// Held when the call may use the session.
+    permit: Option<Permit>,
 }
 
 impl Queues {
     /// Enters the queue of a session, which `waiting_max` calls may wait in.
     pub fn enter(&self, session: String, waiting_max: usize) -> Result<QueuedCall, ServiceError> {
         let mut queues = self.lock();
-        let new = || Queue { turn: Arc::new(Semaphore::new(1)), calls: 0 };
+        let new = || Queue { turn: Permits::new(1), calls: 0 };
         let queue = queues.entry(session.clone()).or_insert_with(new);
         if queue.calls > waiting_max {
             let message = format!("limit reached: {waiting_max} calls wait for this session");
             return Err(ServiceError::limited("quota_session_queue", message, RETRY_AFTER_S));
         }
         queue.calls += 1;
-        Ok(QueuedCall { session, queues: self.clone(), turn: Arc::clone(&queue.turn) })
+        let turn = queue.turn.clone();
+        Ok(QueuedCall { session, queues: self.clone(), turn, permit: None })
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Queue>> {
@@ -84,7 +80,7 @@ impl Drop for QueuedCall {
 
 impl QueuedCall {
     /// Waits for the turn of the call, for at most `[librechat] session_wait`.
-    pub async fn turn(self, app: &LibreChat) -> Result<SessionTurn, ServiceError> {
+    pub async fn turn(self, app: &LibreChat) -> Result<Self, ServiceError> {
         let within = app.service.config().librechat.session_wait.0;
         let metrics = &app.service.metrics;
         let (began, _waiting) =
@@ -99,10 +95,9 @@ impl QueuedCall {
         turn
     }
 
-    async fn next(self) -> SessionTurn {
-        let permit = Arc::clone(&self.turn).acquire_owned().await;
-        let permit = permit.expect("the semaphore is never closed");
-        SessionTurn { _permit: permit, call: self }
+    async fn next(mut self) -> Self {
+        self.permit = Some(self.turn.next().await);
+        self
     }
 }
 

@@ -19,7 +19,7 @@ use crate::librechat::run::exec::LibreChatRun;
 use crate::librechat::run::inputs::SessionInputs;
 use crate::librechat::run::known::Known;
 use crate::librechat::run::outputs::{Collected, LeftFile, SessionOutputs};
-use crate::librechat::run::queue::SessionTurn;
+use crate::librechat::run::queue::QueuedCall;
 use crate::librechat::state::LibreChat;
 use crate::store::owner::Principal;
 use crate::work::create::{CreateRequest, Created};
@@ -72,7 +72,7 @@ impl Hint {
 pub async fn run(
     app: &LibreChat,
     caller: &Caller,
-    turn: SessionTurn,
+    turn: QueuedCall,
     run: LibreChatRun,
 ) -> Result<Answer, ServiceError> {
     let interrupt = app.service.shutdown.interrupt();
@@ -85,7 +85,7 @@ pub async fn run(
 struct SessionCall {
     app: LibreChat,
     caller: Caller,
-    turn: SessionTurn,
+    turn: QueuedCall,
     /// Cancelled when the client is gone.
     interrupt: CancellationToken,
 }
@@ -94,7 +94,7 @@ impl SessionCall {
     async fn run(self, run: LibreChatRun) -> Result<Answer, ServiceError> {
         let Created { status, existed } = self.find_or_create(run.work.spec).await?;
         let id = status.id;
-        let mut known = Known::recall(&self.app, &self.turn.call.session, id.clone()).await?;
+        let mut known = Known::recall(&self.app, &self.turn.session, id.clone()).await?;
         self.put(&id, &mut known, &run.inputs, run.work.code).await?;
         let process =
             self.app.service.exec(&self.caller, &id, run.work.exec, ProcessInput::None).await?;
@@ -111,7 +111,7 @@ impl SessionCall {
         self.app.service.renew(&id, idle).await.ok();
         Ok(Answer {
             runtime: Some(Runtime {
-                runtime_session_id: self.turn.call.session.clone(),
+                runtime_session_id: self.turn.session.clone(),
                 runtime_status: if existed { RuntimeStatus::Reused } else { RuntimeStatus::New },
             }),
             ..Answer::new(output, session_id, collected)
@@ -119,7 +119,7 @@ impl SessionCall {
     }
 
     async fn find_or_create(&self, mut spec: Spec) -> Result<Created, ServiceError> {
-        spec.name = Some(box_name(&self.turn.call.session)?);
+        spec.name = Some(box_name(&self.turn.session)?);
         let config = self.app.service.config();
         let longest = config.limits.timeout_max.0 + LEASE_MARGIN;
         let lease = config.librechat.boxes.session_idle.0.max(longest);
