@@ -26,7 +26,7 @@ mod time;
 pub mod version;
 
 pub use actor::Actor;
-pub use audit::findings::{Action, Finding, FindingKind};
+pub use audit::findings::{Finding, FindingKind};
 pub use audit::{Audit, AuditedBox, KeptBy, KeptFiles, RemovedSince};
 pub use care::Outcome;
 pub use care::sweep::Swept;
@@ -45,6 +45,7 @@ pub use holdings::cgroup::STILL_POPULATED;
 pub use holdings::held::{Held, HeldNamespace, HeldPort, HeldProcess};
 pub use host::cgroups::CgroupParent;
 pub use host::{CgroupRoots, Host};
+pub use observe::state::Duty;
 pub use observe::view::{
     Cause, Details, End, GaugedUse, HeldObject, Pressure, State, Status, Usage,
 };

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use tare_engine::spec::shown::{escaped, quoted};
 use tare_engine::{
-    Action, Audit, AuditedBox, BoxId, Error, Finding, FindingKind, KeptBy, KeptFiles, RemovedSince,
+    Audit, AuditedBox, BoxId, Duty, Error, Finding, FindingKind, KeptBy, KeptFiles, RemovedSince,
     Timestamp,
 };
 
@@ -103,7 +103,12 @@ fn as_text(audit: &Audit) -> String {
 fn section<'a>(title: &str, found: impl Iterator<Item = &'a Finding>) -> String {
     let line = |finding: &Finding| {
         let remedy = finding.remedy().map(|remedy| format!(" ({remedy})")).unwrap_or_default();
-        let action = finding.action.as_str();
+        let action = match finding.duty {
+            Duty::Leave => "leaves it alone",
+            Duty::Remove(_) => "removes it",
+            Duty::Finish(_) => "removes the rest and records the end",
+            Duty::End(_) => "ends it",
+        };
         format!("  {}; 'tare sweep' {action}{remedy}\n", escaped(&finding.text))
     };
     let lines: String = found.map(line).collect();
@@ -159,7 +164,7 @@ fn verdict(audit: &Audit) -> String {
         }
         some => {
             let differences = plural(some, "difference", "differences");
-            let is_swept = audit.findings.iter().any(|it| it.action != Action::Leave);
+            let is_swept = audit.findings.iter().any(|it| it.duty != Duty::Leave);
             let remedy = if is_swept { " Run 'tare sweep' to clean up." } else { "" };
             format!("{boxes}, {differences}.{remedy}\n")
         }

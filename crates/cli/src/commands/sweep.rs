@@ -3,7 +3,7 @@
 use clap::Args;
 use tare_engine::spec::quantity;
 use tare_engine::spec::shown::escaped;
-use tare_engine::{Action, Error, Outcome, Swept, history_bytes};
+use tare_engine::{Duty, Error, Outcome, Swept, history_bytes};
 
 use crate::context::{Context, Purpose};
 use crate::error::{print_json, print_result};
@@ -90,20 +90,20 @@ fn line(one: &Swept) -> String {
         Outcome::Left => format!(" ({})", one.remedy.unwrap_or("'tare rm -f' ends it")),
         Outcome::Planned | Outcome::Done | Outcome::Busy => String::new(),
     };
-    format!("{:<12}  {found}{why}\n", word(&one.outcome, one.action))
+    format!("{:<12}  {found}{why}\n", word(&one.outcome, one.duty))
 }
 
-fn word(outcome: &Outcome, action: Action) -> &'static str {
-    match (outcome, action) {
+fn word(outcome: &Outcome, duty: Duty) -> &'static str {
+    match (outcome, duty) {
         (Outcome::Stuck { .. }, _) => "stuck",
         (Outcome::Busy, _) => "busy",
-        (Outcome::Left, _) | (Outcome::Planned | Outcome::Done, Action::Leave) => "left",
-        (Outcome::Planned, Action::End) => "would end",
-        (Outcome::Planned, Action::Finish) => "would finish",
-        (Outcome::Planned, Action::Remove) => "would remove",
-        (Outcome::Done, Action::End) => "ended",
-        (Outcome::Done, Action::Finish) => "finished",
-        (Outcome::Done, Action::Remove) => "removed",
+        (Outcome::Left, _) | (Outcome::Planned | Outcome::Done, Duty::Leave) => "left",
+        (Outcome::Planned, Duty::End(_)) => "would end",
+        (Outcome::Planned, Duty::Finish(_)) => "would finish",
+        (Outcome::Planned, Duty::Remove(_)) => "would remove",
+        (Outcome::Done, Duty::End(_)) => "ended",
+        (Outcome::Done, Duty::Finish(_)) => "finished",
+        (Outcome::Done, Duty::Remove(_)) => "removed",
     }
 }
 

@@ -17,7 +17,7 @@ use std::time::Instant;
 
 use tare_kernel::clock::boot_ns;
 
-use crate::audit::findings::{Action, Finding, FindingKind, action_about};
+use crate::audit::findings::{Finding, FindingKind, duty_about};
 use crate::audit::host_objects::HostObjects;
 use crate::audit::{AuditedBox, audited};
 use crate::error::{Context, Error};
@@ -47,7 +47,7 @@ pub struct ComparedBox {
     pub id: BoxId,
     pub is_stuck: bool,
     /// What a sweep does about a box that has ended in order, and why.
-    pub due: Option<(String, Action)>,
+    pub due: Option<(String, Duty)>,
     /// What the box holds, if that was asked for.
     pub audited: Option<AuditedBox>,
     has_ended: bool,
@@ -106,7 +106,7 @@ fn compare_one(
         Err(error) => {
             let damage = Damage::unreadable(&error);
             let kind = FindingKind::Record { why: damage.to_string(), remedy: damage.remedy() };
-            let finding = Finding::missing(at.id, kind, Action::Leave);
+            let finding = Finding::missing(at.id, kind, Duty::Leave);
             ComparedBox { findings: vec![finding], ..unknown }
         }
     }
@@ -143,15 +143,15 @@ fn missing(
     observation: &Observation,
     objects: &HostObjects,
 ) -> Vec<Finding> {
-    let finding = |kind, action| Finding::missing(at.id, kind, action);
+    let finding = |kind, duty| Finding::missing(at.id, kind, duty);
     if observation.locked || may_be_new(boxes, observation) {
         return Vec::new();
     }
     if let Some((why, remedy)) = observation.problem() {
         let lives = || observation.keeper().is_some() || objects.has_life(at);
         let damage = observation.record.damage.as_ref();
-        let action = damage.map_or(Action::Leave, |damage| action_about(damage, lives()));
-        return vec![finding(FindingKind::Record { why, remedy }, action)];
+        let duty = damage.map_or(Duty::Leave, |damage| duty_about(damage, lives()));
+        return vec![finding(FindingKind::Record { why, remedy }, duty)];
     }
     let mut missing = Vec::new();
     match left_behind(at.id, observation) {
@@ -164,7 +164,7 @@ fn missing(
         {
             let damage = Damage::incomplete();
             let kind = FindingKind::Record { why: damage.to_string(), remedy: damage.remedy() };
-            missing.push(finding(kind, Action::Leave));
+            missing.push(finding(kind, Duty::Leave));
         }
         None => {}
     }
@@ -173,10 +173,10 @@ fn missing(
         return missing;
     }
     if lacks_cgroup(at, observation) {
-        missing.push(finding(FindingKind::LostCgroup, Action::Leave));
+        missing.push(finding(FindingKind::LostCgroup, Duty::Leave));
     }
     if lacks_scratch(at, observation) {
-        missing.push(finding(FindingKind::LostScratch, Action::Leave));
+        missing.push(finding(FindingKind::LostScratch, Duty::Leave));
     }
     let lines = &observation.record.lines;
     let name = name::current(at, lines).or(lines.names.last());
@@ -184,7 +184,7 @@ fn missing(
         && !name::leads_to(at, lines, name)
     {
         let name = name.to_string();
-        missing.push(finding(FindingKind::LostName { name }, Action::Leave));
+        missing.push(finding(FindingKind::LostName { name }, Duty::Leave));
     }
     missing
 }
@@ -220,12 +220,10 @@ pub fn left_behind(id: &BoxId, observation: &Observation) -> Option<Finding> {
         return None;
     }
     let now_ns = boot_ns();
-    let action = match observation.duty(now_ns) {
-        Duty::Leave => return None,
-        Duty::Finish(_) if observation.keeper().is_some() => Action::End,
-        Duty::Finish(_) => Action::Finish,
-        Duty::Remove(_) => Action::Remove,
-    };
+    let duty = observation.duty(now_ns);
+    if duty == Duty::Leave {
+        return None;
+    }
     let kind = match observation.ownership {
         Ownership::Unwritten | Ownership::Attached | Ownership::NotYetDetached => {
             FindingKind::LostCreator
@@ -235,7 +233,7 @@ pub fn left_behind(id: &BoxId, observation: &Observation) -> Option<Finding> {
         }
         Ownership::Detached | Ownership::Damaged => FindingKind::LostKeeper,
     };
-    Some(Finding::missing(id, kind, action))
+    Some(Finding::missing(id, kind, duty))
 }
 
 /// Returns whether the box has ended in order and only waits for its cleanup by the next command.
@@ -247,23 +245,24 @@ fn awaits_cleanup(observation: &Observation, found: &Finding) -> bool {
 
 /// What a sweep does about a box that has ended in order, and why: its end is to be recorded, or its
 /// retention has passed.
-fn due(id: &BoxId, observation: &Observation) -> Option<(String, Action)> {
+fn due(id: &BoxId, observation: &Observation) -> Option<(String, Duty)> {
     if let Some(found) = left_behind(id, observation) {
         let is_due = awaits_cleanup(observation, &found) && !observation.locked;
-        return is_due.then_some((found.text, found.action));
+        return is_due.then_some((found.text, found.duty));
     }
     if !observation.has_ended() {
         return None;
     }
-    let text = match observation.duty(boot_ns()) {
-        Duty::Leave | Duty::Finish(_) => return None,
+    let duty = observation.duty(boot_ns());
+    let text = match duty {
+        Duty::Leave | Duty::Finish(_) | Duty::End(_) => return None,
         Duty::Remove(Reason::Rebooted) => format!("box {id} is of an earlier boot"),
         Duty::Remove(Reason::RemoveAfterEnd) => {
             format!("box {id} has ended, and is not to be kept")
         }
         Duty::Remove(_) => format!("box {id} has ended, and its retention has passed"),
     };
-    Some((text, Action::Remove))
+    Some((text, duty))
 }
 
 /// Objects on the host that belong to none of the boxes on record.

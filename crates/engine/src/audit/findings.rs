@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
+use crate::observe::state::Duty;
 use crate::record::damage::Damage;
+use crate::record::lines::Reason;
 use crate::spec::BoxId;
 use crate::spec::shown::quoted;
 
@@ -14,7 +16,7 @@ pub struct Finding {
     /// `None` for a file that belongs to no box.
     pub id: Option<BoxId>,
     pub kind: FindingKind,
-    pub action: Action,
+    pub duty: Duty,
     pub text: String,
 }
 
@@ -57,45 +59,31 @@ enum List {
     Lost,
 }
 
-/// What a sweep does about a finding. If there are several about one box, the greatest counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Action {
-    /// Nothing: only a user may end the box.
-    Leave,
-    /// Remove what is left.
-    Remove,
-    /// Remove what is left, and record how the box ended.
-    Finish,
-    /// Kill the processes of the box and remove what is left.
-    End,
-}
-
 impl Finding {
     /// An object on the host that is in no record.
     pub(crate) fn unrecorded(id: Option<BoxId>, kind: FindingKind) -> Self {
-        let action = if let FindingKind::Name { .. } = kind {
-            Action::Remove
+        let duty = if let FindingKind::Name { .. } = kind {
+            Duty::Remove(Reason::Requested)
         } else if let FindingKind::Foreign { .. } = kind {
-            Action::Leave
+            Duty::Leave
         } else {
-            Action::End
+            Duty::End(Reason::Requested)
         };
-        Self { text: kind.text(id.as_ref()), id, kind, action }
+        Self { text: kind.text(id.as_ref()), id, kind, duty }
     }
 
     /// A record that the host does not agree with.
-    pub(crate) fn missing(id: &BoxId, kind: FindingKind, action: Action) -> Self {
-        Self { text: kind.text(Some(id)), id: Some(id.clone()), kind, action }
+    pub(crate) fn missing(id: &BoxId, kind: FindingKind, duty: Duty) -> Self {
+        Self { text: kind.text(Some(id)), id: Some(id.clone()), kind, duty }
     }
 
     /// What a user can do about a finding that a sweep leaves alone.
     pub fn remedy(&self) -> Option<&'static str> {
-        match (self.action, &self.kind) {
-            (Action::Remove | Action::Finish | Action::End, _) => None,
-            (Action::Leave, FindingKind::Foreign { .. }) => Some("move it elsewhere"),
-            (Action::Leave, FindingKind::Record { remedy, .. }) => Some(remedy),
-            (Action::Leave, _) => Some(FORCE),
+        match (self.duty, &self.kind) {
+            (Duty::Remove(_) | Duty::Finish(_) | Duty::End(_), _) => None,
+            (Duty::Leave, FindingKind::Foreign { .. }) => Some("move it elsewhere"),
+            (Duty::Leave, FindingKind::Record { remedy, .. }) => Some(remedy),
+            (Duty::Leave, _) => Some(FORCE),
         }
     }
 }
@@ -188,28 +176,17 @@ impl Serialize for Finding {
             | FindingKind::LostScratch => {}
         }
         map.serialize_entry("sentence", &self.text)?;
-        map.serialize_entry("would", &self.action)?;
+        map.serialize_entry("would", &self.duty)?;
         map.end()
-    }
-}
-
-impl Action {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::End => "ends it",
-            Self::Finish => "removes the rest and records the end",
-            Self::Remove => "removes it",
-            Self::Leave => "leaves it alone",
-        }
     }
 }
 
 /// What a sweep does about a damaged record. It ends no box that may live, and touches nothing
 /// that another tare wrote, that may be in order, or that is not tare's.
-pub fn action_about(damage: &Damage, lives: bool) -> Action {
+pub fn duty_about(damage: &Damage, lives: bool) -> Duty {
     match damage {
-        Damage::Unreadable(_) | Damage::NotOurs { .. } => Action::Leave,
-        Damage::NotADirectory | Damage::Broken(_) if lives => Action::Leave,
-        Damage::NotADirectory | Damage::Broken(_) => Action::Remove,
+        Damage::Unreadable(_) | Damage::NotOurs { .. } => Duty::Leave,
+        Damage::NotADirectory | Damage::Broken(_) if lives => Duty::Leave,
+        Damage::NotADirectory | Damage::Broken(_) => Duty::Remove(Reason::Requested),
     }
 }

@@ -16,7 +16,7 @@ use serde::Serialize;
 use tare_kernel::clock::boot_ns;
 
 use crate::audit::compare::left_behind;
-use crate::audit::findings::{Action, action_about};
+use crate::audit::findings::duty_about;
 use crate::audit::host_objects::HostObjects;
 use crate::error::{Context, Error, Hint};
 use crate::holdings::name;
@@ -137,20 +137,18 @@ fn decide(
         Some(_) | None => Vec::new(),
     };
     if let (Some(damage), Some(_)) = (&observation.record.damage, found) {
-        return match action_about(damage, HostObjects::read(at.root).has_life(at)) {
-            Action::Leave => Err(Outcome::Left),
-            Action::Remove | Action::Finish | Action::End => Ok(Decision {
-                leave: Leave::Nothing,
-                reason: Reason::Requested,
-                reclaimed: reported(true),
-            }),
+        return match duty_about(damage, HostObjects::read(at.root).has_life(at)) {
+            Duty::Leave => Err(Outcome::Left),
+            Duty::Remove(reason) | Duty::Finish(reason) | Duty::End(reason) => {
+                Ok(Decision { leave: Leave::Nothing, reason, reclaimed: reported(true) })
+            }
         };
     }
     if !may_try(observation.record.lines.stuck.as_ref(), goal) {
         return Err(Outcome::Left);
     }
     let (leave, reason) = match observation.duty(boot_ns()) {
-        Duty::Finish(reason) => (Leave::Record, reason),
+        Duty::Finish(reason) | Duty::End(reason) => (Leave::Record, reason),
         Duty::Remove(reason) => (Leave::Nothing, reason),
         // The box has ended. A sweep removes everything but its record.
         Duty::Leave if observation.has_ended() && found.is_some() => {

@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use crate::audit::compare::compare;
-use crate::audit::findings::Action;
 use crate::audit::host_objects::HostObjects;
 use crate::care::parents::{Forget, forget_parents};
 use crate::care::{Effort, Goal, Outcome, settle};
 use crate::error::Error;
 use crate::host::layout::StateRoot;
 use crate::host::state_root;
+use crate::observe::state::Duty;
 use crate::spec::BoxId;
 use crate::teardown::OTHERS_WITHIN;
 
@@ -32,7 +32,7 @@ pub struct Swept {
     /// What was found, in sentences.
     pub found: Vec<String>,
     #[serde(rename = "would")]
-    pub action: Action,
+    pub duty: Duty,
     #[serde(flatten)]
     pub outcome: Outcome,
     /// What a user can do about a box that is left alone.
@@ -46,9 +46,9 @@ pub struct Swept {
 pub fn plan(root: &StateRoot) -> Result<Vec<Swept>, Error> {
     let comparison = compare(root, &HostObjects::read(root), None)?;
     let mut boxes: BTreeMap<BoxId, Swept> = BTreeMap::new();
-    let mut note = |id: &BoxId, text: &str, action: Action, remedy: Option<&'static str>| {
+    let mut note = |id: &BoxId, text: &str, duty: Duty, remedy: Option<&'static str>| {
         let one = boxes.entry(id.clone()).or_insert_with(|| Swept::new(id));
-        one.note(text, action);
+        one.note(text, duty);
         one.remedy = one.remedy.or(remedy);
     };
     // Objects without a record come first.
@@ -57,12 +57,12 @@ pub fn plan(root: &StateRoot) -> Result<Vec<Swept>, Error> {
     for finding in unrecorded.into_iter().chain(missing) {
         // A file that is not tare's belongs to no box, and only an audit reports it.
         if let Some(id) = &finding.id {
-            note(id, &finding.text, finding.action, finding.remedy());
+            note(id, &finding.text, finding.duty, finding.remedy());
         }
     }
     for compared in &comparison.boxes {
-        if let Some((text, action)) = &compared.due {
-            note(&compared.id, text, *action, None);
+        if let Some((text, duty)) = &compared.due {
+            note(&compared.id, text, *duty, None);
         }
     }
     for compared in comparison.boxes.iter().filter(|compared| compared.is_stuck) {
@@ -71,7 +71,7 @@ pub fn plan(root: &StateRoot) -> Result<Vec<Swept>, Error> {
         }
     }
     let mut plan: Vec<Swept> = boxes.into_values().collect();
-    let left = plan.iter_mut().filter(|one| one.action == Action::Leave);
+    let left = plan.iter_mut().filter(|one| one.duty == Duty::Leave);
     left.for_each(|one| one.outcome = Outcome::Left);
     plan.sort_by_key(|one| one.was_stuck);
     Ok(plan)
@@ -80,7 +80,7 @@ pub fn plan(root: &StateRoot) -> Result<Vec<Swept>, Error> {
 /// Sweeps, and returns the result for each box, also for those that could not be ended.
 pub fn sweep(root: &StateRoot) -> Result<Vec<Swept>, Error> {
     let mut plan = plan(root)?;
-    if plan.iter().all(|one| one.action == Action::Leave) {
+    if plan.iter().all(|one| one.duty == Duty::Leave) {
         forget_parents(root, Forget::Unused);
         return Ok(plan);
     }
@@ -103,22 +103,22 @@ impl Swept {
         Self {
             id: id.clone(),
             found: Vec::new(),
-            action: Action::Leave,
+            duty: Duty::Leave,
             outcome: Outcome::Planned,
             remedy: None,
             was_stuck: false,
         }
     }
 
-    fn note(&mut self, text: &str, action: Action) {
+    fn note(&mut self, text: &str, duty: Duty) {
         self.found.push(text.to_owned());
-        self.action = self.action.max(action);
+        self.duty = self.duty.max(duty);
     }
 
     fn sweep(&mut self, root: &StateRoot, within: Duration) {
-        let outcome = match self.action {
-            Action::Leave => Ok(Outcome::Left),
-            Action::Remove | Action::Finish | Action::End => {
+        let outcome = match self.duty {
+            Duty::Leave => Ok(Outcome::Left),
+            Duty::Remove(_) | Duty::Finish(_) | Duty::End(_) => {
                 let goal = Goal::Clean { found: &self.found };
                 settle(root.at(&self.id), Effort { goal, within })
             }

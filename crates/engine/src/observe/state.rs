@@ -24,14 +24,30 @@ use crate::spec::BoxId;
 /// How long a keeper may take to end its box after the lease.
 const OVERDUE_AFTER: Duration = Duration::from_secs(2);
 
-/// What tare must do about a box, and why.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What tare must do about a box, and why. If there are several duties about one box, the greatest
+/// counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Duty {
+    /// Nothing: the box is in order, or only a user may end it.
     Leave,
-    /// Release what the box holds, and keep its record.
-    Finish(Reason),
     /// Remove the box with its record.
     Remove(Reason),
+    /// Release what the box held, and record how it ended.
+    Finish(Reason),
+    /// Kill the processes of the box, and finish it.
+    End(Reason),
+}
+
+/// A duty is one word in JSON.
+impl serde::Serialize for Duty {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(match self {
+            Self::Leave => "leave",
+            Self::Remove(_) => "remove",
+            Self::Finish(_) => "finish",
+            Self::End(_) => "end",
+        })
+    }
 }
 
 /// A request that changes a box, or needs its keeper. Every box can be looked at and waited for.
@@ -176,11 +192,7 @@ impl Observation {
             ) => Duty::Remove(reason),
             (Ownership::Detached, KeeperState::Alive(_)) => {
                 // A command that began to end it was killed, or failed.
-                if is_ending || self.is_overdue(now_ns) {
-                    Duty::Finish(reason)
-                } else {
-                    Duty::Leave
-                }
+                if is_ending || self.is_overdue(now_ns) { Duty::End(reason) } else { Duty::Leave }
             }
             (Ownership::Detached, KeeperState::Dead | KeeperState::NotRecorded) => {
                 if self.is_expired(now_ns) { Duty::Remove(reason) } else { Duty::Finish(reason) }
@@ -411,12 +423,9 @@ mod tests {
         }
 
         /// Without the reason.
-        fn duty(self) -> &'static str {
-            match self.observation().duty(NOW_NS) {
-                Duty::Leave => "leave",
-                Duty::Finish(_) => "finish",
-                Duty::Remove(_) => "remove",
-            }
+        fn duty(self) -> String {
+            let duty = serde_json::to_value(self.observation().duty(NOW_NS)).expect("JSON");
+            duty.as_str().expect("a word").to_owned()
         }
     }
 

@@ -13,7 +13,7 @@ use crate::record::lines::{Evidence, RequestLine, asked_for};
 use crate::time::Timestamp;
 
 /// Why tare ends or removes a box.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
     /// The creator could not complete the box, or has seen its end.
