@@ -92,11 +92,17 @@ pub fn settle_with_receipt(
         LockAttempt::Locked(locked) => (*locked, false),
         LockAttempt::Claimed(locked) => (*locked, true),
         LockAttempt::Busy => return Ok((Outcome::Busy, None)),
-        LockAttempt::Gone => return Ok((Outcome::Done, None)),
+        LockAttempt::Gone => {
+            if effort.goal == Goal::Due {
+                name::release_dangling(at, boxes, effort.within)?;
+            }
+            return Ok((Outcome::Done, None));
+        }
     };
     let decision = match effort.goal {
         Goal::End { leave, reason } => end_as_requested(at, &locked, leave, reason)?,
         Goal::Due | Goal::Clean { .. } => {
+            name::release_superseded(at, &locked.lines);
             let until = Instant::now() + GOES_WITHIN;
             let observed = observe_settled(at, boxes, until, observe_locked);
             let doing = || format!("cannot observe box {}", at.id);

@@ -5,10 +5,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use tare_kernel::clock::boot_ns;
+use tare_kernel::locks::LOCK_WITHIN;
 
 use crate::care::{Effort, Goal, may_try, settle};
 use crate::error::{Context, Error};
-use crate::holdings::name::{self, Listing, NameLink, Names};
+use crate::holdings::name::{self, Listing};
 use crate::host::layout::{BoxAt, RootAccess, StateRoot};
 use crate::host::{random_below, state_root};
 use crate::observe::state::{Duty, Request};
@@ -42,7 +43,7 @@ pub fn tend(root: &StateRoot) -> Vec<BoxId> {
     choose(&mut ids, most);
     let until = Instant::now() + GOES_WITHIN;
     ids.retain(|id| matches!(tended(root.at(id), boxes.as_fd(), until), Ok(None)));
-    release_dangling_names(root, boxes.as_fd(), most);
+    tend_names(root, boxes.as_fd(), most);
     ids
 }
 
@@ -55,32 +56,19 @@ fn choose<T>(all: &mut Vec<T>, most: usize) {
     all.truncate(most);
 }
 
-/// Looks at `most` names and releases those that lead to no record. Removes directories of tenants
-/// without a name. A removal deletes the record before the name and the name before the directory,
-/// and may have been killed in between.
-pub fn release_dangling_names(root: &StateRoot, boxes: BorrowedFd<'_>, most: usize) {
+/// Looks at `most` names and settles boxes that have a name and no record. Removes directories of
+/// tenants without a name.
+pub fn tend_names(root: &StateRoot, boxes: BorrowedFd<'_>, most: usize) {
     if root.access == RootAccess::ReadOnly {
         return;
     }
     let Listing { mut links, empty, .. } = name::list(&root.layout);
     choose(&mut links, most);
-    links.retain(|link| !state_root::is_there(boxes, &link.id));
-    if links.is_empty() && empty.is_empty() {
-        return;
+    for link in links.iter().filter(|link| !state_root::is_there(boxes, &link.id)) {
+        // A process that holds the lock of the names may be removing that box now.
+        settle(root.at(&link.id), Effort { within: Duration::ZERO, ..IN_PASSING }).ok();
     }
-    // The process that holds the lock may be removing that record now.
-    let Ok(Some(names)) = Names::lock(&root.layout, Duration::ZERO) else {
-        return;
-    };
-    for NameLink { tenant, name, id } in links {
-        // A record is made before its name is taken, so no box has this name.
-        if !state_root::is_there(boxes, &id) {
-            names.release(&tenant, &name, &id).ok();
-        }
-    }
-    for tenant in empty {
-        names.remove_empty(&tenant).ok();
-    }
+    name::remove_empty(&root.layout, &empty);
 }
 
 /// Looks after the box that has a name, and releases the name if there is no such box.
@@ -90,7 +78,7 @@ pub fn settle_name_owner(root: &StateRoot, tenant: &Tenant, wanted: &Name) -> Re
     };
     let boxes = state_root::boxes(root)?;
     match tended(root.at(&owner), boxes.as_fd(), Instant::now() + GOES_WITHIN) {
-        Ok(None) => name::release(&root.layout, tenant, wanted, &owner),
+        Ok(None) => settle(root.at(&owner), Effort { within: LOCK_WITHIN, ..IN_PASSING }).map(drop),
         // The box may be one that should be gone.
         Ok(Some(observation)) => match observation.stuck_on() {
             Some(why) => Err(name::is_taken(wanted).caused_by(why)),
@@ -111,13 +99,10 @@ pub fn tended(
     let Some(observation) = observe_settled(at, boxes, until, observe)? else {
         return Ok(None);
     };
-    if at.root.access == RootAccess::ReadWrite
-        && !name::superseded(at, &observation.record.lines).is_empty()
-    {
-        release_old_names(at, boxes);
-    }
-    let is_due = observation.duty(boot_ns()) != Duty::Leave
-        && may_try(observation.record.lines.stuck.as_ref(), Goal::Due);
+    let lines = &observation.record.lines;
+    let is_due = (observation.duty(boot_ns()) != Duty::Leave
+        && may_try(lines.stuck.as_ref(), Goal::Due))
+        || !name::superseded(at, lines).is_empty();
     match at.root.access {
         RootAccess::ReadWrite if is_due => {}
         RootAccess::ReadWrite | RootAccess::ReadOnly => return Ok(Some(observation)),
@@ -126,24 +111,6 @@ pub fn tended(
     // The record says why a box could not be ended. Another process settles a box that is busy.
     settle(at, IN_PASSING).ok();
     observe_settled(at, boxes, until, observe)
-}
-
-/// Releases the old names of a box whose rename was killed. The lock of the record keeps other
-/// renames away.
-fn release_old_names(at: BoxAt<'_>, boxes: BorrowedFd<'_>) {
-    let record = Record::look(boxes, at.id).ok().flatten();
-    let locked = record.map(|record| record.lock(boxes, at.id, Duration::ZERO));
-    let (Some(Ok(Some(locked))), Ok(Some(names))) =
-        (locked, Names::lock(&at.root.layout, Duration::ZERO))
-    else {
-        // Another command does it later.
-        return;
-    };
-    for name in name::superseded(at, &locked.lines) {
-        if let Some(tenant) = locked.lines.tenant() {
-            names.release(tenant, name.as_str(), at.id).ok();
-        }
-    }
 }
 
 /// Looks after a box that a command names, and observes it.

@@ -4,11 +4,11 @@
 //! The directory of a tenant is made for its first name and removed after its last one. No lock is
 //! needed for that: rmdir(2) fails while a name is in the directory, and symlink(2) fails with
 //! ENOENT in a directory that is removed. A process that is killed in between leaves an empty
-//! directory, which the next command removes ([`Names::remove_empty`]).
+//! directory, which the next command removes ([`remove_empty`]).
 
 use std::ffi::{CStr, CString, OsStr};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use tare_kernel::tree;
 use crate::error::{Context, Error, Hint};
 use crate::holdings::{Ends, Found, Holding, Sight};
 use crate::host::layout::{BoxAt, Layout};
-use crate::host::state_root::make_private;
+use crate::host::state_root::{self, make_private};
 use crate::record::lines::RecordLines;
 use crate::spec::{BoxId, Name, Tenant};
 
@@ -111,6 +111,51 @@ pub fn superseded(at: BoxAt<'_>, lines: &RecordLines) -> Vec<Name> {
     let own = current(at, lines);
     let is_old = |name: &&Name| Some(*name) != own && leads_to(at, lines, name);
     lines.names.iter().filter(is_old).cloned().collect()
+}
+
+/// Releases the old names of a box whose rename was killed. The caller has locked the record, which
+/// keeps other renames away. If the names are in use now, another command does it later.
+pub fn release_superseded(at: BoxAt<'_>, lines: &RecordLines) {
+    let (old, Some(tenant)) = (superseded(at, lines), lines.tenant()) else {
+        return;
+    };
+    if old.is_empty() {
+        return;
+    }
+    if let Ok(Some(names)) = Names::lock(&at.root.layout, Duration::ZERO) {
+        for name in old {
+            names.release(tenant, name.as_str(), at.id).ok();
+        }
+    }
+}
+
+/// Releases the names that lead to a box without a record. A removal deletes the record first, and
+/// may have been killed before it released them.
+pub fn release_dangling(
+    at: BoxAt<'_>,
+    boxes: BorrowedFd<'_>,
+    within: Duration,
+) -> Result<(), Error> {
+    let doing = || format!("cannot release the names of box {}", at.id);
+    match Names::lock(&at.root.layout, within).context(doing)? {
+        // A record is made before its name is taken, so no box has these names.
+        Some(names) if !state_root::is_there(boxes, at.id) => {
+            names.release_all(at.id).context(doing)
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Removes directories of tenants without a name, unless the names are in use now.
+pub fn remove_empty(layout: &Layout, tenants: &[Tenant]) {
+    if tenants.is_empty() {
+        return;
+    }
+    if let Ok(Some(names)) = Names::lock(layout, Duration::ZERO) {
+        for tenant in tenants {
+            names.remove_empty(tenant).ok();
+        }
+    }
 }
 
 /// The box that has a name; `None` if the name is free, or is not a link to the id of a box.
@@ -265,7 +310,7 @@ impl Names {
     }
 
     /// Removes the directory of a tenant that has no name.
-    pub fn remove_empty(&self, tenant: &Tenant) -> io::Result<()> {
+    fn remove_empty(&self, tenant: &Tenant) -> io::Result<()> {
         let remove = || unlinkat(&self.0, tenant.as_str(), AtFlags::REMOVEDIR);
         match step("remove tenant directory", remove) {
             Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => Ok(()),

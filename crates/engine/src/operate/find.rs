@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
-use crate::care::tend::{release_dangling_names, tended};
+use crate::care::tend::{tend_names, tended};
 use crate::error::{Context, Error};
 use crate::holdings::name;
 use crate::host::layout::StateRoot;
@@ -141,7 +141,7 @@ pub fn list(root: &StateRoot) -> Result<Vec<Status>, Error> {
         }
     };
     let mut statuses: Vec<Status> = ids.iter().filter_map(status).collect();
-    release_dangling_names(root, boxes.as_fd(), usize::MAX);
+    tend_names(root, boxes.as_fd(), usize::MAX);
     statuses.sort_by(|one, other| {
         let key = |status: &Status| (status.created_at, status.id.to_string());
         key(one).cmp(&key(other))
