@@ -318,10 +318,8 @@ fn unwritten(here: BorrowedFd<'_>, last: &CStr, name: &Name, error: io::Error) -
     let message = cannot_unpack(name.as_bytes());
     let is_full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded];
     if is_full.contains(&error.kind()) && statat(here, last, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
-        Error::failed(
-            message,
-            format!("there is no room for it beside the old file, which is unchanged: {error}"),
-        )
+        let why = "there is no room for it beside the old file, which is unchanged";
+        Error::failed(format!("{message}: {why}"), error)
     } else {
         Error::failed(message, error)
     }

@@ -2,8 +2,7 @@
 //! file that is written.
 //!
 //! A program writes one status line to its standard error before it begins, and another one if it
-//! fails later. A status has only numbers and known words, except for the reason why an archive is
-//! not complete.
+//! fails later. A status has only numbers and known words, except for what failed.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,8 +11,8 @@ use std::str::FromStr;
 /// line names the first of them.
 pub const LEFT_OUT: u8 = 2;
 
-/// One status line: `ready [KIND] [SIZE]` or `failed ERRNO`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// One status line: `ready [KIND] [SIZE]` or `failed ERRNO [WHAT]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProgramStatus {
     Ready {
         /// What is at the path of an archive.
@@ -22,7 +21,10 @@ pub enum ProgramStatus {
         size: Option<u64>,
     },
     Failed {
-        errno: i32,
+        /// `None` (0 in the line) if no system call failed.
+        errno: Option<i32>,
+        /// What failed. Empty for a program that does one thing to one file.
+        what: String,
     },
 }
 
@@ -59,7 +61,11 @@ impl fmt::Display for ProgramStatus {
                 kind.iter().try_for_each(|kind| write!(f, " {kind}"))?;
                 size.iter().try_for_each(|size| write!(f, " {size}"))
             }
-            Self::Failed { errno } => write!(f, "failed {errno}"),
+            Self::Failed { errno, what } => {
+                write!(f, "failed {}", errno.unwrap_or(0))?;
+                // A status is one line, even if a name in it has several.
+                if what.is_empty() { Ok(()) } else { write!(f, " {}", what.replace('\n', "\\n")) }
+            }
         }
     }
 }
@@ -68,6 +74,14 @@ impl FromStr for ProgramStatus {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
+        if let Some(failed) = text.strip_prefix("failed ") {
+            let (errno, what) = failed.split_once(' ').unwrap_or((failed, ""));
+            let errno: i32 = errno.parse().map_err(drop)?;
+            return Ok(Self::Failed {
+                errno: (errno != 0).then_some(errno),
+                what: what.to_owned(),
+            });
+        }
         let words: Vec<&str> = text.split(' ').collect();
         let size = |word: &str| word.parse().map_err(drop);
         match words.as_slice() {
@@ -80,7 +94,6 @@ impl FromStr for ProgramStatus {
                 let kind = PathKind::read(word).ok_or(())?;
                 Ok(Self::Ready { kind: Some(kind), size: Some(size(bytes)?) })
             }
-            ["failed", errno] => Ok(Self::Failed { errno: errno.parse().map_err(drop)? }),
             // Keepers of older boxes do not write the first word.
             [word] => Ok(Self::Ready { kind: Some(PathKind::read(word).ok_or(())?), size: None }),
             _ => Err(()),
@@ -178,7 +191,8 @@ mod tests {
             ready(None, Some(u64::MAX)),
             ready(Some(PathKind::Missing), None),
             ready(Some(PathKind::Directory), Some(7)),
-            ProgramStatus::Failed { errno: 2 },
+            ProgramStatus::Failed { errno: Some(2), what: String::new() },
+            ProgramStatus::Failed { errno: None, what: "cannot read  a".to_owned() },
         ] {
             assert_eq!(status.to_string().parse(), Ok(status));
         }

@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use tare_control::file_programs::{LEFT_OUT, ProgramStatus};
 pub use tare_control::file_programs::{
     LISTED_BYTES_MAX, Listed, ListedKind, PIECE_BYTES_MAX, PathKind, piece_head,
@@ -115,11 +116,13 @@ pub fn copy_in(at: BoxAt<'_>, path: &Path) -> Result<Copy, Error> {
 fn copy(at: BoxAt<'_>, program: Program, stdin: Stdin) -> Result<Copy, Error> {
     let (mut program, stream) = InBoxProgram::start(at, program, stdin)?;
     match program.ready(at.id)? {
-        Ready::Status(ProgramStatus::Ready { kind: Some(found), .. }) => {
+        ProgramStatus::Ready { kind: Some(found), .. } => {
             Ok(Copy { stream, found, peer: CopyPeer::Box(program), id: at.id.clone() })
         }
-        Ready::Status(_) => Err(cannot_copy(at.id, "it does not say what it found")),
-        Ready::Other(text) => Err(cannot_copy(at.id, &text)),
+        ProgramStatus::Ready { kind: None, .. } => {
+            Err(cannot_copy(at.id, None, "it does not say what it found".into()))
+        }
+        ProgramStatus::Failed { errno, what } => Err(cannot_copy(at.id, errno, what)),
     }
 }
 
@@ -159,11 +162,11 @@ fn file(
 ) -> Result<FileTransfer, Error> {
     let (mut program, stream) = InBoxProgram::start(at, program, stdin)?;
     match program.ready(at.id)? {
-        Ready::Status(ProgramStatus::Ready { size, .. }) => {
+        ProgramStatus::Ready { size, .. } => {
             Ok(FileTransfer { stream, size, pending: PendingFile { program, doing } })
         }
-        Ready::Status(ProgramStatus::Failed { errno }) => Err(failed(doing, errno)),
-        Ready::Other(_) => {
+        ProgramStatus::Failed { errno: Some(errno), .. } => Err(failed(doing, errno)),
+        ProgramStatus::Failed { errno: None, .. } => {
             Err(Error::bad_request(doing).caused_by("the box does not say what it found"))
         }
     }
@@ -197,8 +200,12 @@ impl Copy {
         match self.peer {
             CopyPeer::Box(program) => match program.finish(FINISHED_WITHIN)? {
                 (0, _) => Ok(Copied::Everything),
-                (LEFT_OUT, Some(text)) => Ok(Copied::AllBut(left_out(id, text))),
-                (_, Some(text)) => Err(cannot_copy(id, &text)),
+                (LEFT_OUT, Some((errno, what))) => {
+                    let why = errno.map(|errno| io::Error::from_raw_os_error(errno).to_string());
+                    let left = why.map_or(what.clone(), |why| format!("{what}: {why}"));
+                    Ok(Copied::AllBut(left_out(id, left)))
+                }
+                (_, Some((errno, what))) => Err(cannot_copy(id, errno, what)),
                 (_, None) => Err(unfinished(id)),
             },
             CopyPeer::Kept(packer) => match packer.join() {
@@ -226,10 +233,9 @@ impl PendingFile {
     }
 
     fn finish_within(self, within: Duration) -> Result<(), Error> {
-        let (code, text) = self.program.finish(within)?;
-        match (code, text.and_then(|text| text.parse().ok())) {
+        match self.program.finish(within)? {
             (0, _) => Ok(()),
-            (_, Some(ProgramStatus::Failed { errno })) => Err(failed(self.doing, errno)),
+            (_, Some((Some(errno), _))) => Err(failed(self.doing, errno)),
             (_, _) => Err(Error::conflict(self.doing)
                 .caused_by("the process that did it in the box ended too early")),
         }
@@ -245,13 +251,6 @@ struct InBoxProgram {
     /// What it wrote there.
     text: Vec<u8>,
     ended: Option<End>,
-}
-
-/// The first line of a program.
-enum Ready {
-    Status(ProgramStatus),
-    /// A sentence that says why a program for archives failed.
-    Other(String),
 }
 
 impl InBoxProgram {
@@ -286,7 +285,7 @@ impl InBoxProgram {
     }
 
     /// Waits for the first line.
-    fn ready(&mut self, id: &BoxId) -> Result<Ready, Error> {
+    fn ready(&mut self, id: &BoxId) -> Result<ProgramStatus, Error> {
         self.run_until(READY_WITHIN, |text| text.contains(&b'\n'))?;
         let Some(end) = self.text.iter().position(|byte| *byte == b'\n') else {
             let within = format!("it did not answer within {} s", READY_WITHIN.as_secs());
@@ -296,9 +295,8 @@ impl InBoxProgram {
         };
         let rest = self.text.split_off(end + 1);
         let line = std::mem::replace(&mut self.text, rest);
-        let line = String::from_utf8_lossy(&line[..end]).into_owned();
-        let ready = line.parse().map_or(Ready::Other(line), Ready::Status);
-        if !matches!(ready, Ready::Status(ProgramStatus::Ready { .. })) {
+        let ready = status(&line[..end]);
+        if !matches!(ready, ProgramStatus::Ready { .. }) {
             // It is about to exit. A client that hangs up now would seem to have ended it.
             self.run_until(FAILED_WITHIN, |_| false).ok();
         }
@@ -306,13 +304,17 @@ impl InBoxProgram {
     }
 
     /// Waits until it has ended. Its stream is closed, so that it has nothing to wait for;
-    /// one that a process of the box has stopped is killed. Returns its exit code and what it
-    /// wrote last.
-    fn finish(mut self, within: Duration) -> Result<(u8, Option<String>), Error> {
+    /// one that a process of the box has stopped is killed. Returns its exit code, and
+    /// the errno and what failed if it reported that.
+    fn finish(mut self, within: Duration) -> Result<(u8, Option<FailedWith>), Error> {
         self.run_until(within, |_| false)?;
-        let text = String::from_utf8_lossy(&self.text).trim_end().to_owned();
         let code = self.ended.map_or(KILLED, End::code);
-        Ok((code, (!text.is_empty()).then_some(text)))
+        let failed = match status(self.text.trim_ascii_end()) {
+            ProgramStatus::Failed { errno: None, what } if what.is_empty() => None,
+            ProgramStatus::Failed { errno, what } => Some((errno, what)),
+            ProgramStatus::Ready { .. } => None,
+        };
+        Ok((code, failed))
     }
 
     /// Reads status and events until there is enough, the program has ended, or the time
@@ -370,6 +372,15 @@ impl InBoxProgram {
     }
 }
 
+/// An errno, and what failed.
+type FailedWith = (Option<i32>, String);
+
+/// Reads a status line. The keeper of an older box writes only a sentence if it fails.
+fn status(line: &[u8]) -> ProgramStatus {
+    let line = String::from_utf8_lossy(line);
+    line.parse().unwrap_or_else(|()| ProgramStatus::Failed { errno: None, what: line.into() })
+}
+
 fn bytes(path: &Path) -> Vec<u8> {
     path.as_os_str().as_bytes().to_owned()
 }
@@ -392,13 +403,15 @@ fn unfinished(id: &BoxId) -> Error {
         .with_hint("a file that did not arrive completely is as it was before")
 }
 
-/// `why` comes from the box and may be anything: errors are escaped where they are shown.
-fn cannot_copy(id: &BoxId, why: &str) -> Error {
-    let error = Error::bad_request(format!("box {id} did not copy")).caused_by(why.to_owned());
-    let is_full = ["No space left", "File too large"];
-    if is_full.iter().any(|words| why.contains(words)) {
-        error.with_hint(Hint::MoreScratch)
-    } else {
-        error
+/// `what` comes from the box and may be anything: errors are escaped where they are shown.
+fn cannot_copy(id: &BoxId, errno: Option<i32>, what: String) -> Error {
+    let doing = format!("box {id} did not copy");
+    let error = match errno {
+        Some(errno) => failed(format!("{doing}: {what}"), errno),
+        None => Error::bad_request(doing).caused_by(what),
+    };
+    match error.errno() {
+        Some(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => error.with_hint(Hint::MoreScratch),
+        Some(_) | None => error,
     }
 }

@@ -54,8 +54,8 @@ fn conclude(result: io::Result<()>) -> u8 {
     match result {
         Ok(()) => DONE,
         Err(error) => {
-            let errno = error.raw_os_error();
-            say(&ProgramStatus::Failed { errno: errno.unwrap_or(Errno::IO.raw_os_error()) });
+            let errno = error.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
+            say(&ProgramStatus::Failed { errno: Some(errno), what: String::new() });
             FAILED
         }
     }

@@ -1,11 +1,11 @@
 //! tare's own programs that run in a box: tar and single files.
 
-use std::fmt::Display;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
+use tare_control::file_programs::ProgramStatus;
 
 pub mod file;
 pub mod tar;
@@ -21,6 +21,6 @@ fn open_directory(path: &Path) -> io::Result<OwnedFd> {
 }
 
 /// Writes a status line. If the client is gone, the keeper ends this program.
-fn say(status: &dyn Display) {
+fn say(status: &ProgramStatus) {
     writeln!(io::stderr(), "{status}").ok();
 }

@@ -5,9 +5,8 @@
 //! A status line goes to standard error first, then the archive is written to standard
 //! output or read from standard input. If that fails, one more line says why.
 
-use std::error::Error as _;
+use std::error::Error;
 use std::ffi::OsStr;
-use std::fmt::Display;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -20,8 +19,8 @@ use tare_kernel::signals;
 
 use crate::programs::{DONE, FAILED, open_directory, say};
 
-/// Why nothing, or not all, was copied: the exit code and a sentence.
-type CopyFailure = (u8, String);
+/// Why nothing, or not all, was copied, with the exit code.
+type CopyFailure = (u8, ProgramStatus);
 
 /// Writes an archive of the file or directory at `path`.
 pub fn pack(path: &[u8]) -> u8 {
@@ -44,8 +43,7 @@ fn conclude(result: Result<(), CopyFailure>) -> u8 {
     match result {
         Ok(()) => DONE,
         Err((code, why)) => {
-            // The status is one line, even if a name in it has several.
-            say(&why.replace('\n', "\\n"));
+            say(&why);
             code
         }
     }
@@ -56,7 +54,9 @@ type Pack = fn(&mut dyn Write, BorrowedFd<'_>, &[u8], &[u8]) -> Result<(), tare_
 
 fn try_pack(path: &[u8], pack: Pack) -> Result<(), CopyFailure> {
     let path = Path::new(OsStr::from_bytes(path));
-    let failing = |error: io::Error| (FAILED, format!("cannot read {}: {error}", path.display()));
+    let failing = |error: io::Error| {
+        (FAILED, failed(format!("cannot read {}", path.display()), Some(&error)))
+    };
     let (directory, entry) = place(path);
     let found = fs::symlink_metadata(path).map_err(failing)?;
     let kind = found.file_type();
@@ -73,20 +73,20 @@ fn try_pack(path: &[u8], pack: Pack) -> Result<(), CopyFailure> {
     output.flush().map_err(failing)?;
     packed.map_err(|error| {
         let is_whole = error.kind() == tare_archive::ErrorKind::LeftOut;
-        (if is_whole { LEFT_OUT } else { FAILED }, sentence(&error))
+        (if is_whole { LEFT_OUT } else { FAILED }, failed(error.to_string(), error.source()))
     })
 }
 
 fn try_unpack(path: &Path) -> Result<(), CopyFailure> {
-    let failing =
-        |why: &dyn Display| (FAILED, format!("cannot write to {}: {why}", path.display()));
+    let doing = || format!("cannot write to {}", path.display());
+    let failing = |error: io::Error| (FAILED, failed(doing(), Some(&error)));
     let (into, found) = match fs::metadata(path) {
         Ok(found) if found.is_dir() => (path, PathKind::Directory),
         Ok(_) => (place(path).0, PathKind::File),
         Err(error) if error.kind() == io::ErrorKind::NotFound => (place(path).0, PathKind::Missing),
-        Err(error) => return Err(failing(&error)),
+        Err(error) => return Err(failing(error)),
     };
-    let directory = open_directory(into).map_err(|error| failing(&error))?;
+    let directory = open_directory(into).map_err(failing)?;
     say(&ProgramStatus::Ready { kind: Some(found), size: None });
     let everything = Options {
         top: Top::Any,
@@ -96,7 +96,7 @@ fn try_unpack(path: &Path) -> Result<(), CopyFailure> {
     };
     tare_archive::unpack(&mut io::stdin().lock(), directory.as_fd(), everything)
         .map(drop)
-        .map_err(|error| failing(&sentence(&error)))
+        .map_err(|error| (FAILED, failed(format!("{}: {error}", doing()), error.source())))
 }
 
 /// Splits a path into a directory and a name in it. A path that ends without a name (`/`, `.`,
@@ -116,12 +116,14 @@ fn place(path: &Path) -> (&Path, &[u8]) {
     }
 }
 
-/// Returns what failed and why, in one sentence.
-fn sentence(error: &tare_archive::Error) -> String {
-    match error.source() {
-        Some(why) => format!("{error}: {why}"),
-        None => error.to_string(),
-    }
+/// The status of a program that failed. A reason that is not an errno is part of what failed.
+fn failed(what: String, why: Option<&(dyn Error + 'static)>) -> ProgramStatus {
+    let errno = why.and_then(|why| why.downcast_ref::<io::Error>()?.raw_os_error());
+    let what = match why {
+        Some(why) if errno.is_none() => format!("{what}: {why}"),
+        Some(_) | None => what,
+    };
+    ProgramStatus::Failed { errno, what }
 }
 
 #[cfg(test)]
