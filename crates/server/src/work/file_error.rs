@@ -1,27 +1,18 @@
 //! Errors of a box about a path that the client named.
 
-use std::io;
-
 use rustix::io::Errno;
 use tare_engine::{Error, ErrorKind, Hint};
 
 use crate::error::{Kind, ServiceError};
 
-/// Words of a copy process whose box is full.
-const FULL: [&str; 2] = ["No space left", "File too large"];
-const NO_SPACE: (Kind, &str) = (Kind::NoSpace, "no_space");
-
 /// Turns an error of the engine into one with a code for each reason.
 pub fn file_error(error: Error) -> ServiceError {
     let of_box = error.kind() == ErrorKind::BadRequest;
-    let source = std::error::Error::source(&error);
-    let errno = source.and_then(|why| why.downcast_ref::<io::Error>()?.raw_os_error());
-    let errno = errno.map(Errno::from_raw_os_error);
+    let errno = error.errno();
     let error = ServiceError::from(error);
     if !of_box {
         return error;
     }
-    let is_full = FULL.iter().any(|words| error.message.contains(words));
     let (kind, code) = match errno {
         Some(Errno::NOENT) => (Kind::NotFound, "no_such_file"),
         Some(Errno::NOTDIR) => (Kind::Invalid, "not_a_directory"),
@@ -31,8 +22,7 @@ pub fn file_error(error: Error) -> ServiceError {
         Some(Errno::NAMETOOLONG) => (Kind::Invalid, "name_too_long"),
         Some(Errno::ACCESS | Errno::PERM | Errno::ROFS) => (Kind::Forbidden, "not_permitted"),
         Some(Errno::BUSY | Errno::NOTEMPTY | Errno::EXIST) => (Kind::Conflict, "in_use"),
-        Some(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => NO_SPACE,
-        Some(_) | None if is_full => NO_SPACE,
+        Some(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => (Kind::NoSpace, "no_space"),
         Some(_) | None => (Kind::Invalid, "file_error"),
     };
     let hint = match code {
@@ -41,4 +31,24 @@ pub fn file_error(error: Error) -> ServiceError {
         _ => None,
     };
     ServiceError { kind, code, hint, ..error }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    /// Any process of a box can write a status. A number that is not an errno ended the server.
+    #[test]
+    fn a_box_may_report_any_number_as_an_errno() {
+        for (number, code) in [(2, "no_such_file"), (28, "no_space"), (0, "file_error")]
+            .into_iter()
+            .chain([-1, 4096, i32::MIN, i32::MAX].map(|number| (number, "file_error")))
+        {
+            let why = io::Error::from_raw_os_error(number);
+            let error = file_error(Error::bad_request("cannot read a").caused_by(why));
+            assert_eq!(error.code, code, "{number}");
+        }
+    }
 }
