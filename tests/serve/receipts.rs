@@ -1,7 +1,7 @@
 //! Receipts over HTTP agree with the host, belong to their key, and outlive the server.
 
 use serde_json::{Value, json};
-use tare_harness::{Server, Tare, eventually, tare};
+use tare_harness::{Server, Tare, TemporaryDirectory, eventually, tare};
 
 use crate::receipts::{HostLook, boot_ns, item};
 use crate::serve::configured;
@@ -123,8 +123,70 @@ fn a_receipt_belongs_to_its_key() {
     for reference in [id, "web"] {
         let path = format!("/v1/boxes/{reference}/receipt");
         assert_eq!(ask("ci", "GET", &path, "").was(200).json(), receipt);
-        assert_eq!(ask("ops", "GET", &path, "").was(200).json(), receipt);
+        let of_admin = ask("ops", "GET", &path, "").was(200).json();
+        assert_eq!((&of_admin["id"], &of_admin["boot_id"]), (&receipt["id"], &receipt["boot_id"]));
         ask("desk", "GET", &path, "").was(404);
+    }
+    server.stop().ok();
+}
+
+/// The answers to a plain key about its own box, and those to an admin about the same box.
+#[test]
+fn only_an_admin_sees_paths_and_pids_of_the_host_in_answers_about_a_box() {
+    let tare = tare!();
+    let data = TemporaryDirectory::new();
+    let key = |name: &str, more: &str| {
+        format!("[[keys]]\nname = '{name}'\nsha256 = '{}'\n{more}\n", sha256(name))
+    };
+    let volume = format!("[[volumes]]\nname = 'data'\npath = '{}'\n", data.text());
+    let config = volume + &key("ci", "") + &key("ops", "admin = true");
+    let server = Server::start_configured(&tare, &config);
+    let ask = |key: &str, method: &str, path: &str, body: &str| {
+        let headers = [("X-API-Key", key), ("Content-Type", "application/json")];
+        server.ask(method, path, &headers, body.as_bytes()).was(if body.is_empty() { 200 } else { 201 })
+    };
+    let body = r#"{"command":["sleep","1000"],"volumes":[{"name":"data","target":"/data"}]}"#;
+    let id = ask("ci", "POST", "/v1/boxes", body).json()["id"].as_str().expect("an id").to_owned();
+    let keeper = tare.keeper(&id).pid;
+    let (own, receipt) = (format!("/v1/boxes/{id}"), format!("/v1/boxes/{id}/receipt"));
+    let details = ["ci", "ops"].map(|key| ask(key, "GET", &own, "").json());
+    let removed = ask("ci", "DELETE", &format!("{own}?force=true&receipt=true"), "").json();
+    let receipts = ["ci", "ops"].map(|key| ask(key, "GET", &receipt, "").json());
+    assert_eq!(removed, receipts[0]);
+    let state_root = tare.state_root().display().to_string();
+    for [plain, of_admin] in [details, receipts.clone()] {
+        for of_host in [&*state_root, "/sys/fs/cgroup", data.text(), &format!("pid {keeper}")] {
+            assert!(!plain.to_string().contains(of_host), "{of_host} in {plain}");
+            assert!(of_admin.to_string().contains(of_host), "{of_host} not in {of_admin}");
+        }
+    }
+    // What proves the removal is the same for both.
+    let [mut plain, mut of_admin] = receipts;
+    assert_eq!((&plain["pid"], &plain["complete"]), (&Value::Null, &json!(true)), "{plain}");
+    assert!(item(&plain, "keeper")["gone"].is_object(), "{plain}");
+    for receipt in [&mut plain, &mut of_admin] {
+        receipt["pid"].take();
+        for list in ["held", "left_alone"] {
+            for item in receipt[list].as_array_mut().expect("an array") {
+                item["what"].take();
+            }
+        }
+    }
+    assert_eq!(plain, of_admin);
+    server.stop().ok();
+}
+
+#[test]
+fn a_run_of_a_plain_key_has_a_receipt_without_paths_and_pids() {
+    let tare = tare!();
+    let key = format!("[[keys]]\nname = 'ci'\nsha256 = '{}'\n", sha256("ci"));
+    let server = Server::start_configured(&tare, &key);
+    let headers = [("X-API-Key", "ci"), ("Content-Type", "application/json")];
+    let body = br#"{"command":["true"],"receipt":true}"#;
+    let receipt = server.ask("POST", "/v1/run", &headers, body).was(200).json()["receipt"].clone();
+    assert_eq!((&receipt["complete"], &receipt["pid"]), (&json!(true), &Value::Null), "{receipt}");
+    for item in receipt["held"].as_array().expect("an array") {
+        assert_eq!(item["what"], json!([]), "{item}");
     }
     server.stop().ok();
 }

@@ -45,8 +45,8 @@ pub struct Receipt {
     /// Why tare removed the box.
     #[cfg_attr(feature = "openapi", schema(value_type = String))]
     pub why: Reason,
-    /// The tare process that removed the box.
-    pub pid: u32,
+    /// The tare process that removed the box. Null for a client that is not an admin.
+    pub pid: Option<u32>,
     /// Whether tare has seen everything gone that can be seen.
     pub complete: bool,
     /// What the box held, one item for each kind.
@@ -143,6 +143,13 @@ impl Receipt {
         })
     }
 
+    /// Drops what describes the host: the names of all objects, and the process that removed the box.
+    /// Numbers, times and checks stay.
+    pub fn without_host(mut self) -> Self {
+        self.drop_names();
+        Self { pid: None, ..self }
+    }
+
     /// The receipt of a box that is about to be removed.
     pub fn new(at: BoxAt<'_>, record: &Record, held: HeldLine, why: Reason) -> Self {
         let lines = &record.lines;
@@ -156,7 +163,7 @@ impl Receipt {
             created_at: lines.created.as_ref().map(|created| created.created_at),
             looked: held.looked,
             why,
-            pid: std::process::id(),
+            pid: Some(std::process::id()),
             complete: false,
             held: held.items,
             left_alone: left_alone(record),

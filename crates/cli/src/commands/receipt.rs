@@ -56,12 +56,8 @@ pub fn run(args: &ReceiptArgs, context: &Context) -> Result<u8, Error> {
 
 fn as_text(receipt: &Receipt) -> String {
     let name = receipt.name.as_ref().map(|name| format!(" ({})", escaped(name)));
-    let mut text = format!(
-        "{}{}, removed by tare (pid {})\n",
-        receipt.id,
-        name.unwrap_or_default(),
-        receipt.pid
-    );
+    let pid = receipt.pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
+    let mut text = format!("{}{}, removed by tare{pid}\n", receipt.id, name.unwrap_or_default());
     let rows: Vec<_> = receipt.held.iter().map(row).collect();
     text += &table::render(&COLUMNS, &rows, table::columns_of_stdout());
     for item in &receipt.held {

@@ -183,6 +183,22 @@ pub struct Details {
     pub holdings: Vec<HeldObject>,
 }
 
+impl Details {
+    /// Drops what describes the host: holdings, cgroups, and the directories behind volumes and root.
+    pub fn without_host(mut self) -> Self {
+        self.holdings.clear();
+        self.cgroup_parents.clear();
+        if let Some(rootfs) = self.spec.get_mut("rootfs") {
+            rootfs.take();
+        }
+        let volumes = self.spec.get_mut("volumes").and_then(serde_json::Value::as_array_mut);
+        for host in volumes.into_iter().flatten().filter_map(|volume| volume.get_mut("host")) {
+            host.take();
+        }
+        self
+    }
+}
+
 /// The error for a reference to a box that does not exist.
 pub fn no_box(reference: &str) -> Error {
     let message = format!("there is no box {}", quoted(reference));

@@ -15,7 +15,7 @@ pub mod share;
 pub mod streams;
 
 use tare_engine::spec::{Spec, Tenant};
-use tare_engine::{Actor, BoxId, Scope};
+use tare_engine::{Actor, BoxId, Details, Receipt, Scope};
 
 use crate::admission::bodies::Bodies;
 use crate::admission::places::Place;
@@ -87,6 +87,16 @@ impl Caller {
     /// Whether it sees boxes, and events about boxes, of this key.
     pub fn sees(&self, key: Option<&str>) -> bool {
         self.is_admin || key.is_some_and(|key| key == self.tenant.as_str())
+    }
+
+    /// Only an admin sees paths and pids of the host in a receipt.
+    pub fn shown_receipt(&self, receipt: Receipt) -> Receipt {
+        if self.is_admin { receipt } else { receipt.without_host() }
+    }
+
+    /// Only an admin sees paths and pids of the host in the details of a box.
+    pub fn shown_details(&self, details: Details) -> Details {
+        if self.is_admin { details } else { details.without_host() }
     }
 }
 

@@ -59,7 +59,8 @@ impl Service {
         caller: &Caller,
         reference: String,
     ) -> Result<Details, ServiceError> {
-        self.in_box(caller, reference, |engine, id| engine.details(id)).await
+        let details = self.in_box(caller, reference, |engine, id| engine.details(id)).await?;
+        Ok(caller.shown_details(details))
     }
 
     /// Explains why a box ended, also after its removal.
@@ -287,7 +288,7 @@ impl Service {
         let receipt = self.end_within(&id, event, remove).await?;
         self.watch.remove(&id);
         self.journal.record(&LogEvent::BoxRemoved(event));
-        Ok(receipt)
+        Ok(receipt.map(|receipt| caller.shown_receipt(receipt)))
     }
 
     /// Returns the receipt of a removed box that the caller could see.
@@ -297,7 +298,8 @@ impl Service {
         reference: String,
     ) -> Result<Receipt, ServiceError> {
         let scope = caller.scope();
-        self.call(move |engine| engine.receipt(&scope, &reference)).await
+        let receipt = self.call(move |engine| engine.receipt(&scope, &reference)).await?;
+        Ok(caller.shown_receipt(receipt))
     }
 
     /// Compares records and host. With `wait`, repeats that until they agree, for at most ten seconds.

@@ -261,6 +261,7 @@ impl Steps {
         let torn_down = self.tear_down(session).await;
         let Finished { mut streams, collected, .. } = finished?;
         let (end, ended, receipt) = torn_down?;
+        let receipt = receipt.map(|receipt| self.caller.shown_receipt(receipt));
         let circumstances = Circumstances {
             evidence: ended.as_ref().map(|ended| &ended.evidence),
             by: ended.as_ref().and_then(|ended| ended.by.as_ref()),
