@@ -166,13 +166,18 @@ fn every_documented_field_is_there_and_of_its_kind() {
 #[test]
 fn hostile_words_of_a_command_do_no_harm() {
     let tare = tare!();
-    let word = "a\nb\x1b[31m\"\\é";
+    let word = "a\nb\x1b[31m\"\\é\x7f\u{9b}31m\u{202e}";
     let id = tare.detached(["--label", "k=v", "--", "sh", "-c", "sleep 1000", word]);
     let command = tare.look(&id)["command"].clone();
     assert_eq!(command, json!(["sh", "-c", "sleep 1000", word]));
     let table = tare.call(["ls"]).ok().stdout_text();
     assert_eq!(table.lines().count(), 2, "{table:?}");
-    assert!(!table.contains('\x1b'), "{table:?}");
+    let json = tare.call(["ls", "--json"]).ok().stdout_text();
+    let details = tare.call(["inspect", &id]).ok().stdout_text();
+    for printed in [table, json, details] {
+        let is_obeyed = |it: char| (it.is_control() && it != '\n') || it == '\u{202e}';
+        assert!(!printed.contains(is_obeyed), "{printed:?}");
+    }
     tare.remove(&id);
 }
 

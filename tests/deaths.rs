@@ -591,6 +591,33 @@ fn stderr_is_not_kept_with_rm_nor_if_the_operator_turns_it_off() {
     server.stop().ok();
 }
 
+/// An escaped control character takes six bytes or more. The line of such a box in the histories was
+/// once too long to be read, so a box could hide its own end.
+#[test]
+fn a_box_cannot_hide_its_history_by_control_characters_on_stderr() {
+    let tare = tare!();
+    let said = ["The command exited with 3."];
+    for character in ["\\33", "\\1", "\\177", "\\302\\233", "\\342\\200\\256"] {
+        let script = format!("for i in $(seq 2000); do printf '{character}'; done >&2; exit 3");
+        let detached = tare.detached(["--", "sh", "-c", &script]);
+        assert_death(&tare, &detached, "exited", &said);
+        let attached = tare.run(["--json", "--", "sh", "-c", &script]).exited(3);
+        let attached: Value = serde_json::from_slice(&attached.stdout).expect("JSON");
+        let server = Server::start(&tare, &[]);
+        let command = json!({ "command": ["sh", "-c", script] });
+        let run = server.post("/v1/run", &command).was(200).json();
+        server.stop().ok();
+        for id in [&json!(detached), &attached["id"], &run["id"]] {
+            let id = id.as_str().expect("an id");
+            assert_explained(&tare, id, "exited", &said);
+            let stderr = tare.json(["explain", id, "--json"])["stderr"].clone();
+            let stderr = stderr.as_str().expect("a text");
+            assert!(stderr.len() > 1000 && stderr.is_ascii(), "{stderr}");
+            assert!(!stderr.chars().any(char::is_control), "{stderr:?}");
+        }
+    }
+}
+
 #[test]
 fn histories_have_a_size_and_explain_says_what_is_no_longer_kept() {
     let tare = tare!();

@@ -24,6 +24,22 @@ pub fn events(server: &Server, name: &str) -> Vec<Value> {
     lines.filter(|line: &Value| line["event"] == name).collect()
 }
 
+/// The operator reads the log in a terminal.
+#[test]
+fn a_request_cannot_move_the_cursor_of_the_terminal_that_shows_the_log() {
+    let tare = tare!();
+    for format in ["human", "json"] {
+        let server = Server::start_configured(&tare, &format!("log = '{format}'\n"));
+        server.get("/v1/here\u{9b}2J\u{85}\u{202e}x").was(404);
+        let logged = || server.log().lines().find(|line| line.contains("/v1/here")).map(str::to_owned);
+        eventually("it is logged", || logged().is_some());
+        let line = logged().expect("it is logged");
+        let is_obeyed = |it: char| it.is_control() || it == '\u{202e}';
+        assert!(!line.contains(is_obeyed) && line.contains("2J"), "{line:?}");
+        server.stop().ok();
+    }
+}
+
 #[test]
 fn the_log_has_the_key_of_each_request_each_run_and_clients_that_left() {
     let tare = tare!();

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use rustix::io::Errno;
 use serde::Serialize;
-use tare_engine::spec::shown::escaped;
+use tare_engine::spec::shown::{escaped, escaped_json};
 use tare_engine::{Error, reason};
 
 use crate::hint::words;
@@ -74,7 +74,7 @@ pub fn print_json(value: &impl Serialize) -> Result<(), Error> {
 
 pub fn to_json_line(value: &impl Serialize) -> String {
     let json = serde_json::to_string(value).expect("texts, numbers and lists of them are JSON");
-    format!("{json}\n")
+    escaped_json(&json) + "\n"
 }
 
 /// Whether the reader of stdout is still there.

@@ -109,7 +109,7 @@ fn section<'a>(title: &str, found: impl Iterator<Item = &'a Finding>) -> String 
             Duty::Finish(_) => "removes the rest and records the end",
             Duty::End(_) => "ends it",
         };
-        format!("  {}; 'tare sweep' {action}{remedy}\n", escaped(&finding.text))
+        format!("  {}; 'tare sweep' {action}{}\n", escaped(&finding.text), escaped(&remedy))
     };
     let lines: String = found.map(line).collect();
     if lines.is_empty() { lines } else { format!("{title}\n{lines}") }

@@ -2,6 +2,7 @@
 
 use clap::Args;
 use tare_engine::Error;
+use tare_engine::spec::shown::escaped_json;
 
 use crate::commands::each::{Boxes, gather, on_box};
 use crate::context::{Context, Purpose};
@@ -32,6 +33,6 @@ pub fn run(args: &InspectArgs, context: &Context) -> Result<u8, Error> {
     let (found, code) =
         gather(&args.boxes.boxes, |reference| on_box(&engine, reference, |id| engine.details(id)));
     let json = serde_json::to_string_pretty(&found).expect("texts, numbers and lists are JSON");
-    print_result(&format!("{json}\n"))?;
+    print_result(&(escaped_json(&json) + "\n"))?;
     Ok(code)
 }

@@ -1,7 +1,6 @@
 //! `tare ls`: the boxes of a state root.
 
 use clap::Args;
-use tare_engine::spec::shown::escaped;
 use tare_engine::{BoxFilter, Cause, Condition, Error, RUN_LABEL, State, Status, Timestamp};
 
 use crate::context::{Context, Purpose};
@@ -135,7 +134,7 @@ fn without_key<T>(cells: [T; 9]) -> [T; 8] {
 /// The command, or for a box without one the program that a server runs in it.
 fn command(status: &Status) -> String {
     match status.labels.get(RUN_LABEL) {
-        Some(program) if status.command.is_empty() => escaped(&format!("({program})")),
+        Some(program) if status.command.is_empty() => format!("({program})"),
         Some(_) | None => format::command(&status.command),
     }
 }

@@ -2,6 +2,7 @@
 
 use rustix::stdio::stdout;
 use rustix::termios::tcgetwinsize;
+use tare_engine::spec::shown::escaped;
 
 const GAP: &str = "  ";
 const CUT: &str = "...";
@@ -35,16 +36,17 @@ pub fn columns_of_stdout() -> Option<usize> {
 }
 
 /// Returns a line of titles and a line for each row. If they are wider than `width`, columns that
-/// may be cut become narrower, the rightmost first.
+/// may be cut become narrower, the rightmost first. No cell can move a cursor or end a line.
 pub fn render<const N: usize>(
     columns: &[Column; N],
     rows: &[[String; N]],
     width: Option<usize>,
 ) -> String {
-    let widths = widths(columns, rows, width);
+    let rows: Vec<_> = rows.iter().map(|row| row.each_ref().map(|cell| escaped(cell))).collect();
+    let widths = widths(columns, &rows, width);
     let titles = columns.map(|column| column.title.to_owned());
     let mut text = String::new();
-    for row in std::iter::once(&titles).chain(rows) {
+    for row in std::iter::once(&titles).chain(&rows) {
         let cells = row.iter().zip(widths);
         let line: Vec<String> = cells.map(|(cell, width)| padded(cell, width)).collect();
         text += line.join(GAP).trim_end();
@@ -133,6 +135,15 @@ web     sleep 1   -
     fn a_terminal_that_is_too_narrow_gets_lines_that_are_too_long() {
         let text = render(&COLUMNS, &rows(), Some(1));
         assert_eq!(text.lines().next().unwrap().len(), "NAME   COMMAND   PIDS".len());
+    }
+
+    #[test]
+    fn no_cell_can_move_a_cursor_or_end_a_line() {
+        let rows = [["a\nb", "\u{9b}2J", "1"].map(str::to_owned)];
+        assert_eq!(
+            render(&COLUMNS, &rows, None),
+            "NAME  COMMAND   PIDS\na\\nb  \\u{9b}2J  1\n"
+        );
     }
 
     #[test]

@@ -10,6 +10,7 @@ use tare_kernel::spawn::SpawnStep;
 
 use crate::error::{Error, ErrorKind, Hint, LimitName};
 use crate::host::obstacle::{self, FailedStep};
+use crate::spec::shown::escaped;
 
 /// Returns the error for a process that failed before it became the keeper.
 pub fn birth(step: SpawnStep, error: io::Error) -> Error {
@@ -34,7 +35,7 @@ pub fn birth(step: SpawnStep, error: io::Error) -> Error {
 /// Returns the error for a box that could not be made.
 pub fn setup(step: SetupStep, subject: &str, errno: i32) -> Error {
     let kind = if step == SetupStep::Volume { ErrorKind::BadRequest } else { ErrorKind::Failed };
-    let doing = setup_message(step, &subject.escape_debug().to_string());
+    let doing = setup_message(step, &escaped(subject));
     let error = Error::new(kind, doing);
     if step == SetupStep::Volume && errno == Errno::LOOP.raw_os_error() {
         return error
@@ -118,13 +119,12 @@ pub fn launch(step: LaunchStep, errno: i32, subject: LaunchSubject<'_>) -> Error
     match step {
         LaunchStep::Exec => {
             let command = subject.command.map(|command| command.to_string_lossy());
-            let command = command.unwrap_or_default().escape_debug().to_string();
-            not_started(&command, errno, why)
+            not_started(&escaped(&command.unwrap_or_default()), errno, why)
         }
         LaunchStep::WorkingDirectory => {
             let shown = subject.workdir;
             let shown = shown.map_or("/work".into(), |path| path.to_string_lossy());
-            let message = format!("cannot use {} as the working directory", shown.escape_debug());
+            let message = format!("cannot use {} as the working directory", escaped(&shown));
             Error::bad_request(message).caused_by(why).with_hint(Hint::OtherWorkdir)
         }
         LaunchStep::Mark => failed("cannot mark the command's process tree", why),

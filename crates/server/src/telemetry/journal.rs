@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::{Map, Value};
 use tare_engine::Timestamp;
+use tare_engine::spec::shown::{escaped, escaped_json};
 use tokio::sync::broadcast;
 
 use crate::config::LogFormat;
@@ -113,11 +114,11 @@ impl LogRecord {
 
     fn line(&self, format: LogFormat) -> String {
         match format {
-            LogFormat::Json => format!("{}\n", self.to_json()),
+            LogFormat::Json => format!("{}\n", escaped_json(&self.to_json().to_string())),
             LogFormat::Human => {
                 let fields = self.fields.iter().filter(|(key, _)| *key != "event");
-                let fields = fields.map(|(key, value)| format!(" {key}={value}"));
-                format!("{} {}{}\n", self.at, self.event(), fields.collect::<String>())
+                let fields: String = fields.map(|(key, value)| format!(" {key}={value}")).collect();
+                format!("{} {}{}\n", self.at, self.event(), escaped(&fields))
             }
         }
     }
@@ -163,12 +164,15 @@ mod tests {
     /// A request must not be able to forge a line of the log, or to fill the disk with one.
     #[test]
     fn a_request_cannot_write_a_second_line_or_a_long_one() {
-        let path = format!("/a\nfake line \u{1b}[2J \u{9b}2J{}", "x".repeat(1 << 20));
+        let hostile = "/a\nfake line \u{1b}[2J \u{9b}2J \u{7f} \u{202e}";
+        let path = format!("{hostile}{}", "x".repeat(1 << 20));
         for format in [LogFormat::Human, LogFormat::Json] {
             let line = line(format, &path);
             assert_eq!(line.lines().count(), 1, "{line:.100}");
             assert!(line.len() < 2000);
-            assert!(!line.contains('\u{1b}'));
+            for character in hostile.chars().filter(|it| !it.is_ascii_graphic() && *it != ' ') {
+                assert!(!line.trim_end().contains(character), "{character:?} in {line:.100}");
+            }
         }
     }
 

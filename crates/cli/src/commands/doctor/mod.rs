@@ -5,6 +5,7 @@
 
 use clap::Args;
 use serde::Serialize;
+use tare_engine::spec::shown::escaped;
 use tare_engine::{Error, Host as EngineHost};
 
 use self::host::HostFiles;
@@ -132,7 +133,7 @@ fn table(diagnosis: &Diagnosis) -> String {
             Status::Missing => "missing",
             Status::Warn => "warn",
         };
-        text += &format!("{what:width$}  {status:7}  {found}; {tare}\n");
+        text += &format!("{what:width$}  {status:7}  {}; {}\n", escaped(found), escaped(tare));
     }
     text + if diagnosis.can_make_boxes {
         "\nBoxes can be made here.\n"
