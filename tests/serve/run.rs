@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use serde_json::{Value, json};
-use tare_harness::{Server, eventually, tare};
+use tare_harness::{Server, TemporaryDirectory, eventually, tare};
 
 use super::KILLER;
 
@@ -101,13 +101,11 @@ fn outputs_that_are_too_large_are_listed_and_the_others_returned() {
     };
     let result = run(script, &["sparse", "out", "out/*"]);
     assert_eq!((&result["exit_code"], &result["stdout"]), (&json!(3), &json!("said\n")));
-    // Once for the directory, and once for the pattern.
-    assert_eq!(paths(&result, "files"), ["out/b-small", "out/b-small"]);
-    let mut omitted = result["files_omitted"].as_array().expect("a list").clone();
+    // Once, although the directory and the pattern name it.
+    assert_eq!(paths(&result, "files"), ["out/b-small"]);
     let large = json!({ "path": "out/a-large", "size_bytes": 2 << 20 });
     let sparse = json!({ "path": "sparse", "size_bytes": 5_u64 << 30 });
-    assert_eq!(omitted.remove(0), sparse);
-    assert_eq!(omitted, [large.clone(), large]);
+    assert_eq!(result["files_omitted"], json!([sparse, large]));
     assert_eq!(result["files_missing"], json!([]));
     // A directory with a file that is too large to look behind.
     let script = "mkdir out; truncate -s 5g out/sparse";
@@ -115,6 +113,50 @@ fn outputs_that_are_too_large_are_listed_and_the_others_returned() {
     let sparse = json!({ "path": "out/sparse", "size_bytes": 5_u64 << 30 });
     let rest = json!({ "path": "out", "size_bytes": null });
     assert_eq!(result["files_omitted"], json!([sparse, rest]));
+    server.stop().ok();
+}
+
+#[test]
+fn a_file_that_two_outputs_name_is_returned_once() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    let script = "mkdir out; echo 1 > out/a; echo 2 > out/b; echo 3 > c";
+    let outputs = ["out/a", "out/a", "./out/a", "/work/out/a", "out", "out/*", "**", "c"];
+    let request = json!({ "command": ["sh", "-c", script], "outputs": outputs });
+    let result = ran(&server, request);
+    let mut found = paths(&result, "files");
+    found.sort_unstable();
+    assert_eq!(found, ["c", "out/a", "out/b"], "{result}");
+    assert_eq!(paths(&result, "files_missing"), [""; 0]);
+    assert_eq!(result["files_omitted"], json!([]));
+    server.stop().ok();
+}
+
+/// The rule of `tare cp`: the names before the last one lead where they lead in the box, and what is
+/// found there is not followed.
+#[test]
+fn the_named_directories_of_an_output_lead_through_links_of_the_box_and_never_out_of_it() {
+    let tare = tare!();
+    let host = TemporaryDirectory::new();
+    host.write("secret.txt", "of the host");
+    let server = Server::start(&tare, &[]);
+    let script = "mkdir -p /tmp/real; echo in > /tmp/real/a.txt; ln -s /tmp/real named
+        ln -s /tmp/real/a.txt last.txt; ln -s $0 host; ln -s /proc/1/root/$0 through; mkdir dir
+        ln -s /tmp/real dir/found";
+    let found = |outputs: &[&str]| {
+        let command = ["sh", "-c", script, host.text()];
+        let result = ran(&server, json!({ "command": command, "outputs": outputs }));
+        let text = result.to_string();
+        assert!(!text.contains("b2YgdGhlIGhvc3"), "{text}");
+        paths(&result, "files").into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    for through_a_named_link in ["named/a.txt", "named/*.txt", "named/**"] {
+        assert_eq!(found(&[through_a_named_link]), ["named/a.txt"], "{through_a_named_link}");
+    }
+    let none = [""; 0];
+    // The last name, and what a wildcard finds, are not followed.
+    assert_eq!(found(&["last.txt", "last.*", "dir/*/a.txt", "dir/**", "*/a.txt"]), none);
+    assert_eq!(found(&["host/*", "host/secret.txt", "through/*", "through/secret.txt"]), none);
     server.stop().ok();
 }
 

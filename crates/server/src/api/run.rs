@@ -23,13 +23,13 @@ use crate::work::files::InputFile;
 use crate::work::languages::Program;
 use crate::work::outcome::RunOutput;
 use crate::work::output::OutputSink;
-use crate::work::outputs::{OmittedFile, OutputFile, OutputPath, RunFiles};
+use crate::work::returned_files::{OmittedFile, OutputFile, OutputPath, RunFiles};
 use crate::work::run_request::{Collect, RunRequest, Warm, WarmWish};
 use crate::work::spec::{self, BoxFields, LimitsRequest, NetworkRequest, VolumeRequest};
 
 /// The most outputs of a run. Each takes a call into the box.
 const OUTPUTS_MAX: usize = 1000;
-const FILES_MAX: usize = 10_000;
+const INPUT_FILES_MAX: usize = 10_000;
 
 /// A command or code to run.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -47,7 +47,7 @@ pub struct RunBody {
     /// Files to put into the working directory, `/work`.
     #[serde(default)]
     #[schema(value_type = Vec<FileGiven>, max_items = 10_000)]
-    pub files: List<FileGiven, FILES_MAX>,
+    pub files: List<FileGiven, INPUT_FILES_MAX>,
     /// Files, directories and patterns of files to return. In a pattern, `*` and `?` stand for
     /// characters of a name, and `**` for any number of directories.
     #[serde(default)]

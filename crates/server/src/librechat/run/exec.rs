@@ -31,7 +31,7 @@ pub struct CodeRequest {
     pub lang: String,
     #[serde(default, deserialize_with = "few_or_none::<_, _, ARGUMENTS_MAX>")]
     pub args: Vec<String>,
-    #[serde(default, deserialize_with = "few_or_none::<_, _, FILES_MAX>")]
+    #[serde(default, deserialize_with = "few_or_none::<_, _, REFERENCES_MAX>")]
     pub files: Vec<FileRef>,
     /// The user that the client names. The record of each output has a copy.
     #[serde(default, deserialize_with = "user_id_or_none")]
@@ -45,8 +45,8 @@ pub struct CodeRequest {
 
 /// More arguments than the kernel takes (execve(2)).
 const ARGUMENTS_MAX: usize = 100_000;
-/// Bounds the list of inputs. Their size has its own limit.
-pub const FILES_MAX: usize = 10_000;
+/// Bounds the list of references to inputs. Their size has its own limit.
+pub const REFERENCES_MAX: usize = 10_000;
 
 /// A list with a bound. Clients write `null` for what they leave out.
 pub fn few_or_none<'de, D, T, const MAX: usize>(input: D) -> Result<Vec<T>, D::Error>

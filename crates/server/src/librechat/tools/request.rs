@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use crate::error::ServiceError;
 use crate::librechat::attached;
 use crate::librechat::run::box_spec::code_file;
-use crate::librechat::run::exec::{FILES_MAX, few_or_none, or_default, user_id_or_none};
+use crate::librechat::run::exec::{REFERENCES_MAX, few_or_none, or_default, user_id_or_none};
 use crate::librechat::run::inputs::FileRef;
 use crate::librechat::tools::calls::CALLS_MAX;
 use crate::librechat::tools::stubs::{Tool, ToolLanguage, Tools};
@@ -32,7 +32,7 @@ pub struct Request {
     language: Option<String>,
     /// In milliseconds.
     timeout: Option<f64>,
-    #[serde(default, deserialize_with = "few_or_none::<_, _, FILES_MAX>")]
+    #[serde(default, deserialize_with = "few_or_none::<_, _, REFERENCES_MAX>")]
     files: Vec<FileRef>,
     #[serde(default, deserialize_with = "user_id_or_none")]
     user_id: Option<String>,

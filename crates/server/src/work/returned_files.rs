@@ -4,6 +4,7 @@
 //! files count. A file that does not fit is reported, and the rest of the result is
 //! returned.
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
@@ -19,8 +20,8 @@ use crate::work::pipe::Pipe;
 
 /// How much of files that are not returned the server reads, to find those behind them.
 const SKIPPED_BYTES_MAX: u64 = 4 << 30;
-/// How many files are returned, and how many are reported as omitted.
-const FILES_MAX: usize = 10_000;
+/// How many files are returned or reported as omitted, together.
+const RETURNED_MAX: usize = 10_000;
 /// How many directories one pattern looks at, and how many files it finds. Each takes a call into
 /// the box.
 const LOOKS_MAX: usize = 1000;
@@ -73,8 +74,13 @@ pub struct OmittedFile {
 impl BoxFiles<'_> {
     /// Reads the files in `paths` that exist, and that have at most `bytes_max` together.
     pub fn collect(&self, paths: &[OutputPath], bytes_max: u64) -> Result<RunFiles, Error> {
-        let mut collecting =
-            Collecting { outputs: RunFiles::default(), left: bytes_max, skip: SKIPPED_BYTES_MAX };
+        let mut collecting = Collecting {
+            outputs: RunFiles::default(),
+            known: BTreeSet::new(),
+            found: 0,
+            left: bytes_max,
+            skip: SKIPPED_BYTES_MAX,
+        };
         for path in paths {
             let (found, asked) = match path {
                 OutputPath::Path(path) => {
@@ -99,7 +105,7 @@ impl BoxFiles<'_> {
     fn collect_path(&self, path: &Path, collecting: &mut Collecting) -> Result<Found, Error> {
         let whole = Path::new(HOME).join(path);
         let parent = whole.parent().unwrap_or(Path::new("/"));
-        let before = collecting.count();
+        let before = collecting.found;
         let mut stopped_at = None;
         let read = self.read(&whole, |archive| {
             stopped_at = collecting.receive(archive, parent)?;
@@ -108,7 +114,7 @@ impl BoxFiles<'_> {
         if let Some(found) = stopped_at {
             return Ok(found);
         }
-        let is_nothing = collecting.count() == before;
+        let is_nothing = collecting.found == before;
         match read {
             // A path that is missing or not a file has nothing to collect.
             Err(error) if error.kind() == ErrorKind::BadRequest && is_nothing => Ok(Found::Nothing),
@@ -142,8 +148,9 @@ impl BoxFiles<'_> {
                     continue;
                 }
                 looks += 1;
-                if entry.size > collecting.left {
-                    collecting.omit(&Path::new(HOME).join(path), entry.size);
+                let shown = shown(&Path::new(HOME).join(&path));
+                if entry.size > collecting.left || collecting.known.contains(&shown) {
+                    collecting.omit(shown, entry.size);
                     found = Found::All;
                     continue;
                 }
@@ -204,6 +211,10 @@ enum Found {
 #[derive(Debug)]
 struct Collecting {
     outputs: RunFiles,
+    /// The paths of all files that are returned or omitted. Two outputs may name one file.
+    known: BTreeSet<String>,
+    /// How many files the outputs name, each as often as it is named.
+    found: usize,
     /// How many bytes fit.
     left: u64,
     /// How many bytes may be skipped.
@@ -211,10 +222,6 @@ struct Collecting {
 }
 
 impl Collecting {
-    fn count(&self) -> usize {
-        self.outputs.files.len() + self.outputs.omitted.len()
-    }
-
     /// Reads the files of an archive. Returns what it found if it did not read all of them.
     fn receive(
         &mut self,
@@ -225,19 +232,24 @@ impl Collecting {
             let Kind::File { size } = entry.kind else {
                 continue;
             };
-            if self.count() >= FILES_MAX {
+            if self.known.len() >= RETURNED_MAX {
                 return Ok(Some(Found::More));
             }
-            let path = parent.join(String::from_utf8_lossy(&entry.name).as_ref());
+            self.found += 1;
+            let path = shown(&parent.join(String::from_utf8_lossy(&entry.name).as_ref()));
+            if self.known.contains(&path) {
+                continue;
+            }
             // Names cost memory, too.
             let cost = size.saturating_add(entry.name.len() as u64);
             if let Some(left) = self.left.checked_sub(cost) {
                 self.left = left;
                 let content = archive.content()?;
-                self.outputs.files.push(OutputFile { path: shown(&path), content });
+                self.known.insert(path.clone());
+                self.outputs.files.push(OutputFile { path, content });
                 continue;
             }
-            self.omit(&path, size);
+            self.omit(path, size);
             match self.skip.checked_sub(size) {
                 Some(skip) => self.skip = skip,
                 None if entry.name.contains(&b'/') => return Ok(Some(Found::More)),
@@ -248,8 +260,11 @@ impl Collecting {
         Ok(None)
     }
 
-    fn omit(&mut self, path: &Path, size: u64) {
-        self.outputs.omitted.push(OmittedFile { path: shown(path), size_bytes: Some(size) });
+    /// Reports a file as too large, unless an earlier output has named it.
+    fn omit(&mut self, path: String, size: u64) {
+        if self.known.insert(path.clone()) {
+            self.outputs.omitted.push(OmittedFile { path, size_bytes: Some(size) });
+        }
     }
 }
 
