@@ -7,7 +7,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tare_harness::skip::has_program;
 use tare_harness::{
-    Answer, Output, Server, Tare, TemporaryDirectory, eventually, eventually_within, skip, tare,
+    Answer, Output, Server, Tare, TemporaryDirectory, eventually, eventually_within, fixture, skip,
+    tare,
 };
 
 use crate::serve::configured;
@@ -170,6 +171,106 @@ fn a_box_that_waits_belongs_to_no_key_until_it_is_claimed() {
         let ended = run.join().expect("it was answered");
         assert_eq!(ended.was(200).json()["cause"], "killed");
     });
+    server.stop();
+}
+
+/// Each other limit is another kind of box.
+fn of_kind(pids: usize) -> Value {
+    json!({ "command": ["true"], "limits": { "pids": pids } })
+}
+
+#[test]
+fn a_key_with_many_kinds_of_boxes_leaves_room_for_other_keys() {
+    let tare = tare!();
+    let key = |name: &str| format!("[[keys]]\nname = '{name}'\nsha256 = '{}'\n", sha256(name));
+    let config = "[pool.box]\nwarm = 1\n".to_owned() + &key("greedy") + &key("ci");
+    let server = Server::start_configured(&tare, &config);
+    let run = |key: &str, body: &Value| {
+        let headers = [("Content-Type", "application/json"), ("X-API-Key", key)];
+        let answer = server.ask("POST", "/v1/run", &headers, body.to_string().as_bytes());
+        answer.was(200).json()["warm"].clone()
+    };
+    (30..50).for_each(|pids| drop(run("greedy", &of_kind(pids))));
+    // Eight kinds at most.
+    until_waiting(&tare, 8);
+    assert_eq!(run("ci", &of_kind(70)), "off");
+    eventually("a box of its kind waits", || run("ci", &of_kind(70)) == "box");
+    (50..60).for_each(|pids| drop(run("greedy", &of_kind(pids))));
+    eventually("its kind is still there", || run("ci", &of_kind(70)) == "box");
+    until_waiting(&tare, 8);
+    server.stop();
+}
+
+/// What a box was made with is decided before the request. A request that needs something else gets a
+/// box of its own.
+#[test]
+fn a_run_with_another_network_root_or_packages_never_gets_a_box_that_waited() {
+    let tare = tare!();
+    let Some(root) = fixture::busybox_root() else {
+        skip!("there is no static busybox on this host");
+    };
+    let (one, two) = (TemporaryDirectory::new(), TemporaryDirectory::new());
+    one.write("marker", "one\n");
+    two.write("marker", "two\n");
+    let key = format!("[[keys]]\nname = 'ops'\nsha256 = '{}'\nadmin = true\n", sha256("ops"));
+    let limits = "[limits]\nhost_network = true\n";
+    let with = |boxes: &str| format!("[pool.box]\nwarm = 1\n{limits}[boxes]\n{boxes}\n{key}");
+    let packages = |of: &TemporaryDirectory| format!("packages = '{}'", of.text());
+    let (_directory, path) = configured(&with(&packages(&one)));
+    let server = Server::start(&tare, &["--config", &path]);
+    let post = |path: &str, body: Value| {
+        let headers = [("X-API-Key", "ops"), ("Content-Type", "application/json")];
+        server.ask("POST", path, &headers, body.to_string().as_bytes())
+    };
+    let run_in = |network: &str, command: &[&str]| {
+        let body = json!({ "command": command, "network": network });
+        let result = post("/v1/run", body).was(200).json();
+        (result["warm"].clone(), result["stdout"].clone())
+    };
+    let run = |command: &[&str]| run_in("none", command);
+    until_waiting(&tare, 1);
+    let marker = ["cat", "/opt/packages/marker"];
+    assert_eq!(run(&marker), (json!("box"), json!("one\n")));
+    until_waiting(&tare, 1);
+    let network = ["readlink", "/proc/self/ns/net"];
+    let hosts = std::fs::read_link("/proc/self/ns/net").expect("proc");
+    let hosts = format!("{}\n", hosts.display());
+    assert_eq!(run_in("host", &network), (json!("off"), json!(hosts)));
+    let (warm, own) = run(&network);
+    assert!(warm == "box" && own != hosts, "{own}");
+    // The operator changes packages, and then the root.
+    let reload = |boxes: &str| {
+        std::fs::write(&path, with(boxes)).expect("a file");
+        post("/v1/reload", json!(null)).was(204);
+    };
+    reload(&packages(&two));
+    assert_eq!(run(&marker), (json!("off"), json!("two\n")));
+    reload(&format!("rootfs = '{}'", root.text()));
+    assert_eq!(run(&["cat", "/marker"]), (json!("off"), json!("from the source\n")));
+    // Each kind then has boxes of its own.
+    eventually("it waits", || {
+        let (warm, stdout) = run(&["cat", "/marker"]);
+        assert_eq!(stdout, "from the source\n");
+        warm == "box"
+    });
+    server.stop();
+}
+
+/// A directory of a client at the place of the operator's packages is none of them.
+#[test]
+fn a_volume_at_the_place_of_packages_is_in_no_box_that_waits() {
+    let tare = tare!();
+    let data = TemporaryDirectory::new();
+    data.write("marker", "data\n");
+    let volume = format!("[[volumes]]\nname = 'data'\npath = '{}'\n", data.text());
+    let server = Server::start_configured(&tare, &format!("{BOXES}{volume}"));
+    let volumes = json!([{ "name": "data", "target": "/opt/packages" }]);
+    let body = json!({ "command": ["cat", "/opt/packages/marker"], "volumes": volumes });
+    for _run in 0..3 {
+        until_waiting(&tare, 2);
+        let result = server.post("/v1/run", &body).was(200).json();
+        assert_eq!((&result["warm"], &result["stdout"]), (&json!("off"), &json!("data\n")));
+    }
     server.stop();
 }
 
@@ -396,6 +497,18 @@ fn a_module_that_cannot_be_preloaded_is_reported_once_and_calls_start_cold() {
     let (_directory, path) = configured(&format!("{config}start = 'at start'\n"));
     let refused = tare.call(["serve", "--listen", "127.0.0.1:0", "--config", &path]);
     assert!(refused.code != 0 && refused.stderr_text().contains("no_such_module"), "{refused:?}");
+}
+
+#[test]
+fn a_node_that_does_not_start_stops_the_start_of_the_server() {
+    if !has_program("node") {
+        skip!("there is no node");
+    }
+    let tare = tare!();
+    let (_directory, path) =
+        configured("[pool.node]\nwarm = 1\nstart = 'at start'\npreload = ['no-such-module']\n");
+    let refused = tare.call(["serve", "--listen", "127.0.0.1:0", "--config", &path]);
+    assert!(refused.code != 0 && refused.stderr_text().contains("no-such-module"), "{refused:?}");
 }
 
 #[test]

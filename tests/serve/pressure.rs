@@ -11,6 +11,7 @@ use tare_harness::skip::is_root;
 use tare_harness::{Answer, Running, Server, Tare, eventually, hierarchies, skip, tare};
 
 use crate::serve::configured;
+use crate::serve::operating::value;
 
 /// As many boxes as there can be, far fewer than this.
 const MANY: usize = 200;
@@ -145,6 +146,31 @@ fn at_241_of_300_processes_the_gauge_alerts_and_at_285_boxes_are_refused() {
         asleep.wait();
     }
     recovers(&server);
+    server.stop().ok();
+}
+
+#[test]
+fn boxes_that_wait_are_given_back_at_the_alert_level_and_made_again_after_it() {
+    let tare = tare!();
+    let Some(around) = Around::new("300") else {
+        skip!("no cgroup with a limit of processes can be made here");
+    };
+    let config = "[admission]\npids_share = 0\n[pool.box]\nwarm = 3\n";
+    let server = serve_with(&tare, &format!("{}; exec", around.enter()), config);
+    let waiting = || {
+        let text = server.get("/metrics").was(200).text();
+        value(&text, "tare_pool_members{pool=\"box\",state=\"waiting\"}")
+    };
+    eventually("the pool is full", || waiting() == Some(3.0));
+    let mut sleepers = around.fill(&tare, 250 - around.current());
+    eventually("no box waits", || waiting() == Some(0.0) && tare.footprint().records.is_empty());
+    // A request needs no box that waits.
+    assert_eq!(run(&server).was(200).json()["warm"], "off");
+    assert_eq!(waiting(), Some(0.0));
+    sleepers.close_stdin();
+    sleepers.wait();
+    eventually("the pool is full again", || waiting() == Some(3.0));
+    eventually("a run gets a box that waited", || run(&server).was(200).json()["warm"] == "box");
     server.stop().ok();
 }
 

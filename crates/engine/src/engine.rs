@@ -176,7 +176,7 @@ impl Engine {
 
     /// Makes a box that waits in a pool of a server, and ends with the thread that calls this.
     pub fn warm(&self, spec: &Spec, stdin: Stdin, pool: &str) -> Result<Prepared, Error> {
-        create::warm::wait(&self.root, (spec, stdin), pool, &|| self.tend_once())
+        create::warm::make(&self.root, (spec, stdin), pool, &|| self.tend_once())
     }
 
     /// Makes a detached box, and returns when its command runs.

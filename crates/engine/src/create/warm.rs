@@ -18,7 +18,7 @@ use crate::session::{Session, TeardownFds};
 use crate::spec::{BoxId, Spec};
 
 /// Makes a box that waits in a pool.
-pub fn wait(
+pub fn make(
     root: &StateRoot,
     (spec, stdin): (&Spec, Stdin),
     pool: &str,

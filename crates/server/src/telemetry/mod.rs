@@ -6,7 +6,7 @@ pub mod hook;
 pub mod hook_runner;
 pub mod journal;
 pub mod metrics;
-mod pool_metrics;
+pub mod pool_metrics;
 mod writer;
 
 pub use event::{LogEvent, OfBox};

@@ -15,21 +15,15 @@ pub struct PoolMetrics {
     misses: Family<PoolLabels<1>, Counter>,
 }
 
-/// What each pool has ready.
-const POOLS: [(&str, &str); 3] = [("box", "box"), ("python", "fresh"), ("node", "fresh")];
-
 impl PoolMetrics {
     /// Everything is 0 and not absent before it happens, so that alerts can use it.
-    fn start_at_zero(&self) {
-        for (pool, kind) in POOLS {
-            self.members(pool, 0, 0);
-            drop(self.claims.get_or_create(&[("pool", pool), ("kind", kind)]));
-            drop(self.misses.get_or_create(&[("pool", pool)]));
-        }
+    pub fn start_at_zero(&self, pool: &'static str, kind: &'static str) {
+        self.members(pool, 0, 0);
+        drop(self.claims.get_or_create(&[("pool", pool), ("kind", kind)]));
+        drop(self.misses.get_or_create(&[("pool", pool)]));
     }
 
     pub fn register(&self, registry: &mut Registry) {
-        self.start_at_zero();
         let help = "Boxes of a pool, by state";
         registry.register("pool_members", help, self.members.clone());
         let help = "Requests that got a box of a pool, by what was waiting in it";

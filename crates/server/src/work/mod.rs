@@ -114,6 +114,7 @@ impl Shares {
 
 impl Service {
     pub fn new(parts: ServiceParts) -> Self {
+        pool::count_from_zero(&parts.metrics.pools);
         Self(Arc::new(parts))
     }
 

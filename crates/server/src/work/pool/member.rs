@@ -151,7 +151,8 @@ fn start(
     Ok(process)
 }
 
-/// Returns the error for an interpreter that ended: the last line that it wrote.
+/// Returns the error for an interpreter that ended: the last line that it wrote. Node writes its own
+/// version after the error.
 fn failure(stderr: BorrowedFd<'_>, until: Instant) -> Error {
     let mut text = vec![0; ERROR_BYTES_MAX];
     let mut length = 0;
@@ -159,7 +160,9 @@ fn failure(stderr: BorrowedFd<'_>, until: Instant) -> Error {
         length += count;
     }
     let text = String::from_utf8_lossy(&text[..length]);
-    let last = text.lines().rfind(|line| !line.trim().is_empty());
+    let is_said = |line: &&str| !line.trim().is_empty() && !line.starts_with("Node.js v");
+    let names_it = |line: &&str| line.split(':').next().is_some_and(|it| it.ends_with("Error"));
+    let last = text.lines().rfind(names_it).or_else(|| text.lines().rfind(is_said));
     let why = last.unwrap_or("it ended without an error").to_owned();
     Error::failed("the interpreter did not start").caused_by(why)
 }

@@ -21,7 +21,7 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use tare_engine::spec::Spec;
+use tare_engine::spec::{Spec, Tenant};
 use tare_engine::{Error, Gauge, Level, reason};
 use tokio::sync::Notify;
 
@@ -29,6 +29,7 @@ use crate::admission::Admitted;
 use crate::config::pool::PoolsConfig;
 use crate::error::ServiceError;
 use crate::fd;
+use crate::telemetry::pool_metrics::PoolMetrics;
 use crate::telemetry::{LogEvent, OfBox};
 use crate::work::Service;
 pub use crate::work::pool::member::Claimed;
@@ -39,9 +40,12 @@ pub use crate::work::pool::shape::Shape;
 use crate::work::run_request::{RunRequest, Warm};
 use crate::workers::{Workers, locked};
 
-/// Kinds of boxes in all pools. A request of another kind gets a box of its own, until one of these
-/// has been idle for long enough.
+/// Kinds of boxes in all pools. A request of another kind gets a box of its own, and may replace one
+/// of these.
 const SHELVES_MAX: usize = 8;
+/// How long no request has used a kind before another kind of the same key replaces it. A key cannot
+/// make the server throw away boxes more often.
+const REPLACED_AFTER: Duration = Duration::from_secs(10);
 /// How often the server looks at boxes that wait.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The pause after a box could not be made. It doubles with each failure.
@@ -77,6 +81,8 @@ struct Shelves {
 struct Shelf {
     number: u64,
     shape: Shape,
+    /// Whose request was the first for boxes of this shape.
+    tenant: Tenant,
     waiting: VecDeque<Member>,
     making: usize,
     used: Instant,
@@ -100,15 +106,47 @@ impl Shelves {
         self.all.iter_mut().find(|shelf| shelf.number == number)
     }
 
-    /// Adds a shelf for boxes of this shape, if there is room for one.
-    fn add(&mut self, shape: Shape) {
+    /// Adds a shelf for boxes of this shape, if there is room for one. Returns the boxes of a shelf
+    /// that it replaces.
+    fn add(&mut self, shape: Shape, tenant: &Tenant) -> VecDeque<Member> {
+        let mut replaced = VecDeque::new();
+        if self.all.len() >= SHELVES_MAX
+            && let Some(number) = self.replaceable(tenant)
+            && let Some(at) = self.all.iter().position(|shelf| shelf.number == number)
+        {
+            replaced = self.all.remove(at).waiting;
+        }
         if self.all.len() < SHELVES_MAX && !self.is_closed {
             let (number, used) = (self.next, Instant::now());
             self.next += 1;
             let waiting = VecDeque::new();
             let (making, failures, retry_at) = (0, 0, None);
-            self.all.push(Shelf { number, shape, waiting, making, used, failures, retry_at });
+            let tenant = tenant.clone();
+            self.all.push(Shelf {
+                number,
+                shape,
+                tenant,
+                waiting,
+                making,
+                used,
+                failures,
+                retry_at,
+            });
         }
+        replaced
+    }
+
+    /// Chooses the shelf that makes room for one of this tenant: the least recently used of the
+    /// tenant that has the most. So no key can take the shelves of all others.
+    fn replaceable(&self, tenant: &Tenant) -> Option<u64> {
+        let count = |of: &Tenant| self.all.iter().filter(|shelf| shelf.tenant == *of).count();
+        let most = self.all.iter().map(|shelf| count(&shelf.tenant)).max()?;
+        let is_own = count(tenant) == most;
+        let of_largest = self.all.iter().filter(|shelf| match is_own {
+            true => shelf.tenant == *tenant && shelf.used.elapsed() >= REPLACED_AFTER,
+            false => count(&shelf.tenant) == most,
+        });
+        of_largest.min_by_key(|shelf| shelf.used).map(|shelf| shelf.number)
     }
 
     /// Adds a shelf, and counts the first box that is made for it from now on. `None` if the shelf
@@ -117,7 +155,8 @@ impl Shelves {
         if self.find(shape).is_some() {
             return None;
         }
-        self.add(shape.clone());
+        // At the start of a server there is room.
+        self.add(shape.clone(), &Tenant::default());
         let shelf = self.find(shape)?;
         shelf.making += 1;
         Some(shelf.number)
@@ -177,29 +216,37 @@ impl Shelves {
     }
 }
 
+/// Counts every pool from 0 on, with what a request gets from it.
+pub fn count_from_zero(metrics: &PoolMetrics) {
+    for pool in PoolName::ALL {
+        metrics.start_at_zero(pool.as_str(), pool.gives().as_str());
+    }
+}
+
 impl Service {
     /// Returns the kind of box in a pool that a request can use, if there is one.
     pub fn shape_for<T>(&self, request: &RunRequest<T>) -> Option<Shape> {
-        Shape::of(request, &self.config().pool)
+        Shape::of(request, &self.config())
     }
 
     /// Claims a box that waits, and starts its command if it has one. `None` if none waits: the next
     /// request may find one.
     pub async fn claim(&self, shape: Shape, spec: &Spec) -> Option<(Claimed, Warm)> {
         let pool = shape.pool;
-        let member = {
+        let (member, replaced) = {
             let mut shelves = locked(&self.pools.shelves);
             match shelves.find(&shape) {
                 Some(shelf) => {
                     shelf.used = Instant::now();
-                    shelf.waiting.pop_front()
+                    (shelf.waiting.pop_front(), VecDeque::new())
                 }
-                None => {
-                    shelves.add(shape);
-                    None
-                }
+                None => (None, shelves.add(shape, &spec.tenant)),
             }
         };
+        if !replaced.is_empty() {
+            let service = self.clone();
+            tokio::spawn(async move { service.end_members(replaced.into(), Why::Unwanted).await });
+        }
         self.pools.changed.notify_one();
         self.count_pools();
         let Some(mut member) = member else {
@@ -238,6 +285,7 @@ impl Service {
             shelves.relief_until = Some(Instant::now() + RELIEF);
             shelves.empty()
         };
+        self.count_pools();
         let were_any = !members.is_empty();
         self.end_members(members, Why::Unwanted).await;
         were_any
@@ -247,7 +295,7 @@ impl Service {
     pub async fn start_pools<T>(&self, usual: &[RunRequest<T>]) -> Result<(), Error> {
         let config = self.config();
         for request in usual {
-            let Some(shape) = Shape::of(request, &config.pool) else { continue };
+            let Some(shape) = Shape::of(request, &config) else { continue };
             let is_required = shape.pool.is_required(&config.pool);
             if shape.interpreter.is_some() && !is_required {
                 continue;
@@ -335,7 +383,7 @@ impl Service {
             Ok(None) => Ok(()),
             Ok(Some(unwanted)) => {
                 self.end_members(vec![unwanted], Why::Unwanted).await;
-                self.is_not_made(number);
+                self.count_not_made(number);
                 Ok(())
             }
             Err(error) => {
@@ -389,7 +437,8 @@ impl Service {
         None
     }
 
-    fn is_not_made(&self, number: u64) {
+    /// Counts a box that was made, and that its shelf does not want, as not being made any more.
+    fn count_not_made(&self, number: u64) {
         if let Some(shelf) = locked(&self.pools.shelves).by_number(number) {
             shelf.making -= 1;
         }
@@ -454,5 +503,53 @@ impl Pools {
         let makers = Workers::start("pool", threads)
             .map_err(|why| Error::failed("cannot start the threads of the pools").caused_by(why))?;
         Ok(self.makers.get_or_init(|| makers).clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tare_engine::Stdin;
+    use tare_engine::spec::Name;
+
+    use super::*;
+
+    fn shape(nofile: u32) -> Shape {
+        let mut spec = Spec::of(Vec::new());
+        spec.limits.nofile = nofile;
+        Shape { pool: PoolName::Box, spec, stdin: Stdin::Empty, interpreter: None }
+    }
+
+    fn tenant(name: &str) -> Tenant {
+        Name::parse(name).expect("a name").into()
+    }
+
+    fn count(shelves: &Shelves, of: &Tenant) -> usize {
+        shelves.all.iter().filter(|shelf| shelf.tenant == *of).count()
+    }
+
+    #[test]
+    fn no_key_takes_the_shelves_of_all_others() {
+        let (greedy, other) = (tenant("greedy"), tenant("other"));
+        let mut shelves = Shelves::default();
+        (100..120).for_each(|kind| drop(shelves.add(shape(kind), &greedy)));
+        assert_eq!(count(&shelves, &greedy), SHELVES_MAX);
+        assert!(shelves.find(&shape(100)).is_some(), "its kinds are in use");
+        (200..220).for_each(|kind| drop(shelves.add(shape(kind), &other)));
+        assert_eq!(count(&shelves, &other), SHELVES_MAX / 2);
+        (300..320).for_each(|kind| drop(shelves.add(shape(kind), &greedy)));
+        assert_eq!(count(&shelves, &other), SHELVES_MAX / 2);
+        assert_eq!(shelves.all.len(), SHELVES_MAX);
+    }
+
+    #[test]
+    fn a_kind_that_is_no_longer_used_makes_room_for_another_of_its_key() {
+        let key = tenant("key");
+        let mut shelves = Shelves::default();
+        (100..108).for_each(|kind| drop(shelves.add(shape(kind), &key)));
+        let long_ago = Instant::now().checked_sub(REPLACED_AFTER).expect("the host is up");
+        shelves.find(&shape(103)).expect("a shelf").used = long_ago;
+        (200..210).for_each(|kind| drop(shelves.add(shape(kind), &key)));
+        assert!(shelves.find(&shape(103)).is_none());
+        assert!(shelves.find(&shape(200)).is_some() && shelves.find(&shape(201)).is_none());
     }
 }

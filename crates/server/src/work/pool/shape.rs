@@ -7,8 +7,9 @@ use std::path::Path;
 
 use tare_engine::Stdin;
 use tare_engine::spec::command::Variable;
-use tare_engine::spec::{Spec, Tenant, Terminal};
+use tare_engine::spec::{Spec, Tenant, Terminal, Volume};
 
+use crate::config::Config;
 use crate::config::pool::{PoolConfig, PoolStart, PoolsConfig};
 use crate::work::languages::Code;
 use crate::work::programs::PACKAGES;
@@ -87,14 +88,20 @@ const START_NODE: &str =
 
 impl Shape {
     /// Returns the box that a request can use. `None` if it needs one of its own.
-    pub fn of<T>(request: &RunRequest<T>, pools: &PoolsConfig) -> Option<Self> {
+    pub fn of<T>(request: &RunRequest<T>, config: &Config) -> Option<Self> {
+        let pools = &config.pool;
         let is_off = PoolName::ALL.iter().all(|pool| pool.config(pools).warm == 0);
         let is_unwanted = request.wish == WarmWish::Off;
         if is_off || is_unwanted || request.spec.terminal != Terminal::Pipes {
             return None;
         }
-        // A box that waits would hold a directory that its key may lose.
-        if request.spec.volumes.iter().any(|volume| volume.target != Path::new(PACKAGES)) {
+        // A box that waits would hold a directory that its key may lose. Every key has the packages.
+        let packages = [config.boxes.programs(), config.librechat.boxes.programs()];
+        let are_packages = |volume: &Volume| {
+            let is_their_source = packages.iter().any(|it| it.packages == Some(&volume.host));
+            is_their_source && volume.target == Path::new(PACKAGES)
+        };
+        if !request.spec.volumes.iter().all(are_packages) {
             return None;
         }
         let spec = Spec {
@@ -149,17 +156,18 @@ fn decides_the_start(key: &OsStr) -> bool {
 #[cfg(test)]
 mod tests {
     use tare_engine::ExecSpec;
-    use tare_engine::spec::Name;
+    use tare_engine::spec::{Name, Network, Root};
 
     use super::*;
     use crate::config::pool::InterpreterConfig;
 
-    fn pools(boxes: usize, python: usize) -> PoolsConfig {
-        PoolsConfig {
+    fn pools(boxes: usize, python: usize) -> Config {
+        let pool = PoolsConfig {
             boxes: PoolConfig { warm: boxes, ..PoolConfig::default() },
             python: InterpreterConfig { warm: python, ..InterpreterConfig::default() },
             ..PoolsConfig::default()
-        }
+        };
+        Config { pool, ..Config::default() }
     }
 
     fn code(env: &[(&str, &str)]) -> RunRequest<()> {
@@ -189,8 +197,32 @@ mod tests {
     }
 
     #[test]
+    fn network_root_and_other_packages_need_a_box_of_their_own_kind() {
+        let with = |packages: &str, change: fn(&mut Spec)| {
+            let mut config = pools(1, 1);
+            config.boxes.packages = Some(packages.into());
+            let mut request = code(&[]);
+            config.boxes.programs().add_to(&mut request.spec);
+            change(&mut request.spec);
+            Shape::of(&request, &config)
+        };
+        let usual = with("/srv/a", |_| {});
+        assert!(usual.is_some());
+        for other in [
+            with("/srv/b", |_| {}),
+            with("/srv/a", |spec| spec.network = Network::Host),
+            with("/srv/a", |spec| spec.root = Root::Directory("/srv/root".into())),
+        ] {
+            assert!(other.is_some() && other != usual, "{other:?}");
+        }
+        // A directory of a client is no package, wherever the box sees it.
+        assert_eq!(with("/srv/a", |spec| spec.volumes[0].host = "/srv/data".into()), None);
+        assert_eq!(with("/srv/a", |spec| spec.volumes[0].target = "/data".into()), None);
+    }
+
+    #[test]
     fn a_variable_that_python_reads_at_its_start_needs_a_python_of_its_own() {
-        let pool = |env: &[(&str, &str)], pools: &PoolsConfig| {
+        let pool = |env: &[(&str, &str)], pools: &Config| {
             Shape::of(&code(env), pools).map(|shape| shape.pool)
         };
         assert_eq!(pool(&[("A", "1")], &pools(1, 1)), Some(PoolName::Python));
