@@ -451,7 +451,7 @@ fn exec_in_a_contained_box_refuses_a_user() {
     let id = tare.detached(["--contain", "--name", "a", "--", "sleep", "1000"]);
     tare.call(["exec", "-u", "5", "a", "--", "true"])
         .exited(125)
-        .said(&["contain", "leave -u out"]);
+        .said(&["--contain", "leave -u out"]);
     tare.remove(&id);
 }
 

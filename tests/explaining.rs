@@ -358,7 +358,7 @@ fn a_history_is_kept_for_the_retention_of_its_box() {
     // A box that is not to be kept leaves its story all the same.
     let gone = tare.detached(["--rm", "--", "sh", "-c", "exit 4"]);
     eventually("it is removed", || tare.listed(&gone).is_none());
-    says(&tare, &gone, "removed", "--rm");
+    says(&tare, &gone, "removed", "was to be removed then");
     assert_eq!(step(&tare, &gone, "command_ended")["exit_code"], 4);
 }
 

@@ -219,7 +219,9 @@ fn an_attached_box_cannot_be_paused() {
     let attached = tare.spawn(["--name", "a", "--", "sh", "-c", "echo up; sleep 1000"]);
     attached.see("up");
     for call in [["pause", "a"], ["resume", "a"]] {
-        tare.call(call).exited(1).said(&["attached to the tare that started it"]);
+        tare.call(call)
+            .exited(1)
+            .said(&["attached to the process that started it", "'tare run -d'"]);
     }
     assert_eq!(tare.list()[0]["state"], "running");
     tare.call(["rm", "-f", "a"]).ok();

@@ -96,6 +96,29 @@ fn directories_that_no_box_could_use_are_refused_at_start_and_at_reload() {
     server.stop().ok();
 }
 
+#[test]
+fn a_directory_of_the_operator_that_is_gone_is_named_in_the_log_and_not_to_clients() {
+    let tare = tare!();
+    let (data, shared) = (TemporaryDirectory::new(), TemporaryDirectory::new());
+    let key = format!("[[keys]]\nname = 'ci'\nsha256 = '{}'\n", sha256("ci"));
+    let server = Server::start_configured(&tare, &(volumes(data.path(), shared.path()) + &key));
+    let away = shared.path().with_extension("away");
+    fs::rename(shared.path(), &away).expect("it is ours");
+    let volumes = json!([{ "name": "shared", "target": "/data" }]);
+    for (route, body) in [
+        ("/v1/run", json!({ "command": ["true"], "volumes": volumes })),
+        ("/v1/boxes", json!({ "volumes": volumes })),
+    ] {
+        let headers = [("X-API-Key", "ci"), ("Content-Type", "application/json")];
+        let answer = server.ask("POST", route, &headers, body.to_string().as_bytes());
+        let answer = answer.refused(500, "internal").text();
+        assert!(!answer.contains(shared.text()), "{answer}");
+    }
+    fs::rename(&away, shared.path()).expect("it is ours");
+    let log = server.stop().ok().stderr_text();
+    assert!(log.contains(shared.text()), "{log}");
+}
+
 /// A configuration of volumes: `data` is read-only, `shared` is writable.
 fn volumes(data: &Path, shared: &Path) -> String {
     let volume =

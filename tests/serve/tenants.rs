@@ -108,11 +108,15 @@ struct Tenants<'a> {
 
 impl<'a> Tenants<'a> {
     fn start(tare: &'a Tare) -> Self {
+        Self::start_with(tare, "")
+    }
+
+    fn start_with(tare: &'a Tare, settings: &str) -> Self {
         let key = |name: &str, more: &str| {
             format!("[[keys]]\nname = '{name}'\nsha256 = '{}'\n{more}\n", sha256(name))
         };
         let keys = key(CI, "") + &key(DESK, "") + &key(OPS, "admin = true");
-        let (directory, config) = configured(&keys);
+        let (directory, config) = configured(&format!("{settings}{keys}"));
         let server = Server::start(tare, &["--config", &config]);
         Self { tare, server, _directory: directory }
     }
@@ -270,6 +274,54 @@ fn every_route_serves_the_owner_of_a_box_and_an_admin() {
             }
             tare.call(["rm", "-f", &id]);
             eventually("its name is free", || !tenants.listed(OPS).contains(&id));
+        }
+    }
+    tenants.end();
+}
+
+/// An admin can look at a box that waits in a pool, and end it. Every other request is refused.
+#[test]
+fn a_box_that_waits_in_a_pool_refuses_every_route_that_would_use_it() {
+    let tare = tare!();
+    let tenants = Tenants::start_with(&tare, "[pool.box]\nwarm = 1\n");
+    let mut id = String::new();
+    eventually("a box waits", || {
+        let listed = tenants.get(OPS, "/v1/boxes?state=warm").was(200).json();
+        id = listed["boxes"][0]["id"].as_str().unwrap_or_default().to_owned();
+        !id.is_empty()
+    });
+    for route in ROUTES.iter().filter(|route| route.about == About::Box) {
+        let answer = tenants.ask_route(OPS, route, &route.target(&id, "1"));
+        let (method, rest) = (route.method, route.path.trim_start_matches("/v1/boxes/{id}"));
+        let what = format!("{method} {rest}");
+        match (method, rest) {
+            ("GET", "" | "/stats" | "/explain" | "/wait") => drop(answer.was(200)),
+            // These end it, and the server makes another one.
+            ("DELETE", "") | ("POST", "/stop") => {
+                eventually("another box waits", || {
+                    let listed = tenants.get(OPS, "/v1/boxes?state=warm").was(200).json();
+                    let first = listed["boxes"][0]["id"].as_str().unwrap_or_default();
+                    let is_other = !first.is_empty() && first != id;
+                    if is_other {
+                        id = first.to_owned();
+                    }
+                    is_other
+                });
+            }
+            (_, "/receipt") => drop(answer.was(409)),
+            (_, rest) if rest.starts_with("/execs/") => drop(answer.refused(404, "no_such_exec")),
+            _ => {
+                assert_eq!(
+                    (answer.status, &answer.json()["error"]["code"]),
+                    (409, &json!("warm")),
+                    "{what}"
+                );
+                let error = answer.json()["error"].to_string();
+                assert!(!error.contains("'tare ") && !error.contains("--"), "{what}: {error}");
+            }
+        }
+        for key in [CI, DESK] {
+            tenants.ask_route(key, route, &route.target(&id, "1")).was(404);
         }
     }
     tenants.end();

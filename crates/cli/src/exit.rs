@@ -94,6 +94,7 @@ pub fn run_code(error: &Error) -> u8 {
         ErrorKind::CommandNotFound => NOT_FOUND,
         ErrorKind::CommandNotExecutable => NOT_EXECUTABLE,
         ErrorKind::BadRequest
+        | ErrorKind::HostPath
         | ErrorKind::NoSuchBox
         | ErrorKind::Conflict
         | ErrorKind::Warm

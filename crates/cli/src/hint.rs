@@ -38,6 +38,11 @@ pub fn words(hint: &Hint) -> String {
         }
         Hint::SeeDoctor => "'tare doctor' says what this host can do",
         Hint::LeaveUserOut => "leave -u out: this box has one user",
+        Hint::ContainedHasOneUser => "leave -u out: a box with --contain has one user",
+        Hint::LeaveScratchOrKeepOut => "run as root, or leave --scratch or --keep out",
+        Hint::EndWaiting => "'tare rm -f' ends it, and the server replaces it",
+        Hint::Retention => "--retention says how long the history of a box is kept",
+        Hint::HistorySize => "[history] bytes, or --history-bytes, says how much is kept",
         Hint::OtherWorkdir => {
             "-w takes a directory that exists in the box and that its user may enter"
         }

@@ -16,6 +16,9 @@ pub use crate::hint::{Also, Hint, LimitName};
 pub enum ErrorKind {
     /// The request is wrong: for example a bad value, or a path that does not exist.
     BadRequest,
+    /// A path of the host that a box should use cannot be used. Clients of a server do not choose such
+    /// paths, and must not see them.
+    HostPath,
     /// There is no such box.
     NoSuchBox,
     /// The request conflicts with the state of this box or with another box.

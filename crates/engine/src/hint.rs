@@ -47,6 +47,16 @@ pub enum Hint {
     SeeDoctor,
     /// Leave the user out.
     LeaveUserOut,
+    /// Leave the user out: a contained box has one user.
+    ContainedHasOneUser,
+    /// Give the scratch space no size, or keep no files, or run as root.
+    LeaveScratchOrKeepOut,
+    /// End the box, which waits in a pool. The server replaces it.
+    EndWaiting,
+    /// How long the history of a box is kept can be set.
+    Retention,
+    /// How much of all histories is kept can be set.
+    HistorySize,
     /// Name a working directory that the box's user may enter.
     OtherWorkdir,
     /// Check that the program is in the directories that the box sees.

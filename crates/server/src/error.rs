@@ -181,7 +181,7 @@ impl From<EngineError> for ServiceError {
             ErrorKind::Unsupported => (Kind::Unprocessable, "unsupported"),
             ErrorKind::Busy => (Kind::Conflict, "box_busy"),
             ErrorKind::Stuck => return Self::stuck(&error),
-            ErrorKind::Failed => return Self::failed(&error),
+            ErrorKind::HostPath | ErrorKind::Failed => return Self::failed(&error),
         };
         let hint = error.hint().cloned();
         Self { hint, ..Self::new(kind, code, error.in_full()) }

@@ -16,7 +16,7 @@ use tare_kernel::files::Kind;
 use tare_kernel::idmap::{Extent, id_map_namespace};
 use tare_kernel::mount::{self, Attributes, NOSUID_NODEV, Reach};
 
-use crate::error::{Context, Error};
+use crate::error::{Context, Error, ErrorKind};
 use crate::holdings::{Place, Tree, uids};
 use crate::spec::{Access, User, Volume};
 
@@ -36,7 +36,7 @@ pub fn root(path: &Path, state_root: &Path, mapping: Mapping) -> Result<Tree, Er
     keep_apart(path, state_root, doing)?;
     let stat = fstat(&opened).context(doing)?;
     if !Kind::is_directory(&stat) {
-        return Err(Error::bad_request(doing()).caused_by("it is not a directory"));
+        return Err(unusable(doing()).caused_by("it is not a directory"));
     }
     let Mapping::Range { first, .. } = mapping else {
         return Ok(by_path(path, true));
@@ -60,7 +60,7 @@ pub fn volume(volume: &Volume, state_root: &Path, mapping: Mapping) -> Result<Tr
     keep_apart(path, state_root, doing)?;
     let stat = fstat(&opened).context(doing)?;
     let not_bindable = |kind: &str| {
-        Error::bad_request(doing())
+        unusable(doing())
             .caused_by(format!("it is a {kind}"))
             .with_hint("only directories and regular files can be bound")
     };
@@ -71,7 +71,7 @@ pub fn volume(volume: &Volume, state_root: &Path, mapping: Mapping) -> Result<Tr
         Kind::Special(kind) => return Err(not_bindable(kind)),
     };
     if let Some(socket) = live_socket_beneath(path) {
-        return Err(Error::bad_request(doing())
+        return Err(unusable(doing())
             .caused_by(format!("{} is a socket on which a process listens", socket.display()))
             .with_hint(
                 "the box could talk to a service of the host; bind a directory without one",
@@ -107,7 +107,7 @@ fn keep_apart(path: &Path, state_root: &Path, doing: impl Fn() -> String) -> Res
         return Ok(());
     }
     let why = format!("tare keeps its own state in {}", state_root.display());
-    Err(Error::bad_request(doing())
+    Err(unusable(doing())
         .caused_by(why)
         .with_hint("give a directory beside it, or choose another state root"))
 }
@@ -135,12 +135,14 @@ fn open(path: &Path) -> rustix::io::Result<OwnedFd> {
     openat2(CWD, path, flags, Mode::empty(), resolve)
 }
 
+fn unusable(message: String) -> Error {
+    Error::new(ErrorKind::HostPath, message)
+}
+
 fn refused(option: &str, path: &Path, errno: Errno) -> Error {
     let shown = path.display();
     let error = |why: &str, hint: &str| {
-        Error::bad_request(format!("cannot use {shown} for {option}"))
-            .caused_by(why)
-            .with_hint(hint)
+        unusable(format!("cannot use {shown} for {option}")).caused_by(why).with_hint(hint)
     };
     match errno {
         Errno::NOENT => error("it does not exist", "make it first: tare never creates it"),

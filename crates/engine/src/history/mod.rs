@@ -213,13 +213,13 @@ fn unknown(root: &StateRoot, reference: &str, expired: bool) -> Error {
     if expired {
         return error
             .caused_by("its history is no longer kept: its retention has passed")
-            .with_hint("--retention says how long the history of a box is kept");
+            .with_hint(Hint::Retention);
     }
     let path = root.layout.histories();
     match store(root, &path).dropped_before() {
         Some(at) => error
             .caused_by(format!("histories of boxes removed before {at} are no longer kept"))
-            .with_hint("[history] bytes, or --history-bytes, says how much is kept"),
+            .with_hint(Hint::HistorySize),
         None => error,
     }
 }

@@ -100,7 +100,7 @@ fn reason(why: Reason) -> &'static str {
         Reason::Abandoned => "its creator had ended",
         Reason::Overdue => "its lease had passed, and its keeper was late",
         Reason::Expired => "it had ended, and its retention had passed",
-        Reason::RemoveAfterEnd => "it had ended, and was to be removed then (--rm)",
+        Reason::RemoveAfterEnd => "it had ended, and was to be removed then",
         Reason::Rebooted => "the host had been restarted",
     }
 }

@@ -15,7 +15,7 @@ use tare_kernel::mount::{self, NOSUID_NODEV, Reach};
 use tare_kernel::step::step;
 use tare_kernel::tree;
 
-use crate::error::{Context, Error, ErrorKind};
+use crate::error::{Context, Error, ErrorKind, Hint};
 use crate::holdings::{Ends, Found, Holding, Place, Sight, Tree, is_missing};
 use crate::host::layout::{Layout, SCRATCH};
 use crate::record::Record;
@@ -73,7 +73,7 @@ pub fn scratch_inodes(bytes: u64) -> u64 {
 fn cannot_limit() -> Error {
     Error::new(ErrorKind::Unsupported, "cannot limit a scratch space that is kept on this host")
         .caused_by("without root, tare cannot mount a file system with a size limit")
-        .with_hint("run as root, leave the size out, or keep no files")
+        .with_hint(Hint::LeaveScratchOrKeepOut)
 }
 
 /// The kept scratch space of a box.

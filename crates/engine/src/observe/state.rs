@@ -272,20 +272,16 @@ impl Observation {
         }
     }
 
-    /// What the box is stuck on, if it is, and what to do about it.
+    /// What the box is stuck on, if it is.
     pub fn stuck_on(&self) -> Option<String> {
         if self.state() != State::Stuck {
             return None;
         }
-        if let Some((what, remedy)) = self.problem() {
-            return Some(format!("{what}; {remedy}"));
+        if let Some((what, _)) = self.problem() {
+            return Some(what);
         }
         let stuck = self.record.lines.stuck.as_ref().map(ToString::to_string);
-        let unsaid = || {
-            let damage = Damage::incomplete();
-            format!("{damage}; {}", damage.remedy())
-        };
-        Some(stuck.unwrap_or_else(unsaid))
+        Some(stuck.unwrap_or_else(|| Damage::incomplete().to_string()))
     }
 
     /// Why the record cannot be trusted, and what the user can do about it.

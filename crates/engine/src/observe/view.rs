@@ -209,7 +209,7 @@ pub fn no_box(reference: &str) -> Error {
 pub fn is_waiting(id: &BoxId) -> Error {
     Error::new(ErrorKind::Warm, format!("box {id} waits in a pool of a server"))
         .caused_by("it takes only the request that the server chooses for it")
-        .with_hint("'tare rm -f' ends it, and the server replaces it")
+        .with_hint(Hint::EndWaiting)
 }
 
 /// The error for a request that needs a live box.

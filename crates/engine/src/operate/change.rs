@@ -40,7 +40,7 @@ pub struct Changes {
 /// An attached box cannot be paused: unless it has a processor limit, its keeper is in the cgroup
 /// that would be frozen, and its timeout would not be enforced.
 pub fn pause(at: BoxAt<'_>) -> Result<(), Error> {
-    let hint = "suspend the 'tare run' that it belongs to";
+    let hint = Hint::CreateDetached("to pause it");
     let (record, observation) = lock_detached(at, Request::Pause, hint)?;
     // Never while a process is started: the keeper waits for that.
     link::call_done(&record, at.id, &Call::Freeze)?;
@@ -57,7 +57,7 @@ pub fn pause(at: BoxAt<'_>) -> Result<(), Error> {
 
 /// Continues the processes of a paused box.
 pub fn resume(at: BoxAt<'_>) -> Result<(), Error> {
-    let hint = "continue the 'tare run' that it belongs to";
+    let hint = Hint::CreateDetached("to pause and resume it");
     let (_record, observation) = lock_detached(at, Request::Resume, hint)?;
     cgroup::freeze(&cgroup::parents_of(at, &observation.record), at.tagged_id(), false)?;
     if observation.paused {
@@ -169,13 +169,13 @@ const CHANGE_LATER: Hint = Hint::CreateDetached("to change it later");
 fn lock_detached(
     at: BoxAt<'_>,
     request: Request,
-    hint: impl Into<Hint>,
+    hint: Hint,
 ) -> Result<(LockedRecord, Observation), Error> {
     let observation = observe_tended(at)?;
     observation.check(at.id, request)?;
     if observation.is_attached() {
         return Err(Error::conflict(format!("cannot {} box {}", request.verb(), at.id))
-            .caused_by("it is attached to the tare that started it")
+            .caused_by("it is attached to the process that started it")
             .with_hint(hint));
     }
     let boxes = state_root::boxes(at.root)?;

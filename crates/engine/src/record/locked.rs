@@ -66,7 +66,7 @@ impl Record {
 fn busy(id: &BoxId, why: io::Error) -> Error {
     Error::new(ErrorKind::Busy, format!("box {id} is busy"))
         .caused_by(why)
-        .with_hint("another tare command is changing it; try again when that is done")
+        .with_hint("another process is changing it; try again when that is done")
 }
 
 impl Deref for LockedRecord {

@@ -10,6 +10,7 @@ use crate::care::tend::{awake, observe_tended};
 use crate::error::{Error, Hint};
 use crate::host::layout::BoxAt;
 use crate::observe::Observation;
+use crate::observe::view::{State, is_waiting};
 use crate::session::link;
 use crate::session::logs::Logs;
 use crate::spec::BoxId;
@@ -55,6 +56,9 @@ pub fn attach(at: BoxAt<'_>) -> Result<Attachment, Error> {
 }
 
 fn open_logs(observed: &Observation, id: &BoxId) -> Result<Logs, Error> {
+    if observed.state() == State::Warm {
+        return Err(is_waiting(id));
+    }
     if observed.is_attached() {
         let message = format!("box {id} has no log");
         return Err(Error::bad_request(message)

@@ -142,7 +142,7 @@ fn refuse_user(record: &Record, id: &BoxId, spec: &ExecSpec) -> Result<(), Error
     }
     Err(Error::bad_request(format!("box {id} has no users of its own"))
         .caused_by("its isolation is contain")
-        .with_hint(Hint::LeaveUserOut))
+        .with_hint(Hint::ContainedHasOneUser))
 }
 
 /// Returns the user and group of the process on the host.

@@ -83,7 +83,7 @@ fn setup_hint(step: SetupStep, errno: i32) -> Option<Hint> {
         SetupStep::Root => {
             Some("in another root, the directories that tare mounts on must not be symlinks")
         }
-        SetupStep::Proc => Some("inside another container /proc may be masked; see 'tare doctor'"),
+        SetupStep::Proc => Some("inside another container /proc may be masked"),
         SetupStep::Volume => {
             Some("below /usr and in another volume the path must exist: tare creates nothing there")
         }

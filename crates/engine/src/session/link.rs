@@ -143,10 +143,11 @@ pub fn refused(id: &BoxId, refusal: Refusal) -> Error {
             "its standard input is closed",
             "start a box with -d -i, or -d -t, to talk to it later",
         ),
-        Refusal::NoLog => (
-            "it is attached to the tare that started it and has no log",
-            "leave -d out, or start the box with 'tare run -d'",
-        ),
+        Refusal::NoLog => {
+            return error
+                .caused_by("it is attached to the process that started it and has no log")
+                .with_hint(Hint::CreateDetached("to start detached execs in it"));
+        }
         Refusal::NoJournal => {
             ("its keeper cannot write its journal", "does the disk of the state root work?")
         }

@@ -39,6 +39,11 @@ pub fn words(hint: &Hint) -> String {
         }
         Hint::SeeDoctor => "ask the operator to run 'tare doctor'",
         Hint::LeaveUserOut => "leave 'user' out: this box has one user",
+        Hint::ContainedHasOneUser => "leave 'user' out: a contained box has one user",
+        Hint::LeaveScratchOrKeepOut => "leave limits.scratch_bytes or \"keep\" out",
+        Hint::EndWaiting => "DELETE with ?force=true ends it, and the server replaces it",
+        Hint::Retention => "retention_ms says how long the history of a box is kept",
+        Hint::HistorySize => "the operator sets with [history] bytes how much is kept",
         Hint::OtherWorkdir => {
             "workdir takes a directory that exists in the box and that its user may enter"
         }

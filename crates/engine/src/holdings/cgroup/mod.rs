@@ -19,7 +19,7 @@ use tare_kernel::cgroup::{self, Cgroup, Version, version_at};
 pub use settings::Controller;
 pub use usage::{CgroupReader, CgroupUsage, LimitWatch, evidence};
 
-use crate::error::{Context, Error, ErrorKind};
+use crate::error::{Context, Error, ErrorKind, Hint};
 use crate::holdings::{Ends, Found, Holding, Sight, is_missing};
 use crate::host::layout::{self, BoxAt, StateRoot};
 use crate::host::tag::TaggedId;
@@ -351,7 +351,7 @@ pub fn freeze(roots: &CgroupRoots, of: TaggedId<'_>, frozen: bool) -> Result<(),
     if cgroups.is_empty() {
         return Err(Error::new(ErrorKind::Unsupported, doing())
             .caused_by("it has no cgroup: none is writable here")
-            .with_hint("see 'tare doctor'"));
+            .with_hint(Hint::SeeDoctor));
     }
     let start = Instant::now();
     loop {
