@@ -607,7 +607,8 @@ fn a_box_cannot_hide_its_history_by_control_characters_on_stderr() {
         let command = json!({ "command": ["sh", "-c", script] });
         let run = server.post("/v1/run", &command).was(200).json();
         server.stop().ok();
-        for id in [&json!(detached), &attached["id"], &run["id"]] {
+        assert_explained(&tare, attached["id"].as_str().expect("an id"), "exited", &said);
+        for id in [&json!(detached), &run["id"]] {
             let id = id.as_str().expect("an id");
             assert_explained(&tare, id, "exited", &said);
             let stderr = tare.json(["explain", id, "--json"])["stderr"].clone();

@@ -213,6 +213,20 @@ fn json_says_how_it_ended() {
     assert!(report["duration_ms"].is_u64());
 }
 
+/// The box is gone by then, and has no name. Without its id, no history could be found.
+#[test]
+fn the_note_about_the_end_of_a_box_names_the_box() {
+    let tare = tare!();
+    let output = tare.run(["--timeout", "300ms", "--", "sleep", "1000"]).exited(124);
+    let text = output.stderr_text();
+    let named = text.split_once("See 'tare explain ").and_then(|(_, rest)| rest.split_once('\''));
+    let (id, _) = named.unwrap_or_else(|| panic!("{text}"));
+    assert_eq!(tare.json(["explain", id, "--json"])["cause"], "timeout");
+    let quiet = ["--quiet", "--timeout", "300ms", "--", "sleep", "1000"];
+    tare.run(quiet).exited(124).said_nothing();
+    tare.run(["--", "false"]).exited(1).said_nothing();
+}
+
 #[test]
 fn json_tells_the_ways_to_end_apart() {
     let tare = tare!();
@@ -220,7 +234,13 @@ fn json_tells_the_ways_to_end_apart() {
     assert_eq!((&killed["exit_code"], &killed["signal"]), (&137.into(), &9.into()));
     assert_eq!((&killed["cause"], &killed["oom"]), (&"signalled".into(), &false.into()));
     let late = tare.run(["--json", "--timeout", "300ms", "--", "sleep", "1000"]);
-    assert_eq!(report(&late.exited(124))["cause"], "timeout");
+    let late = report(&late.exited(124));
+    assert_eq!(late["cause"], "timeout");
+    for ended in [&killed, &late] {
+        let id = ended["id"].as_str().expect("an id");
+        let explained = tare.json(["explain", id, "--json"]);
+        assert_eq!(ended["sentence"], explained["sentence"], "{ended}");
+    }
     let hungry = "held = [b'x' * 1048576 for _ in range(1024)]";
     let hungry = tare.run(["--json", "--memory", "64m", "--", "python3", "-c", hungry]);
     assert_eq!(report(&hungry.exited(137))["cause"], "memory");

@@ -31,7 +31,8 @@ fn a_request_cannot_move_the_cursor_of_the_terminal_that_shows_the_log() {
     for format in ["human", "json"] {
         let server = Server::start_configured(&tare, &format!("log = '{format}'\n"));
         server.get("/v1/here\u{9b}2J\u{85}\u{202e}x").was(404);
-        let logged = || server.log().lines().find(|line| line.contains("/v1/here")).map(str::to_owned);
+        let logged =
+            || server.log().lines().find(|line| line.contains("/v1/here")).map(str::to_owned);
         eventually("it is logged", || logged().is_some());
         let line = logged().expect("it is logged");
         let is_obeyed = |it: char| it.is_control() || it == '\u{202e}';

@@ -143,7 +143,11 @@ fn only_an_admin_sees_paths_and_pids_of_the_host_in_answers_about_a_box() {
     let server = Server::start_configured(&tare, &config);
     let ask = |key: &str, method: &str, path: &str, body: &str| {
         let headers = [("X-API-Key", key), ("Content-Type", "application/json")];
-        server.ask(method, path, &headers, body.as_bytes()).was(if body.is_empty() { 200 } else { 201 })
+        server.ask(method, path, &headers, body.as_bytes()).was(if body.is_empty() {
+            200
+        } else {
+            201
+        })
     };
     let body = r#"{"command":["sleep","1000"],"volumes":[{"name":"data","target":"/data"}]}"#;
     let id = ask("ci", "POST", "/v1/boxes", body).json()["id"].as_str().expect("an id").to_owned();

@@ -42,6 +42,12 @@ impl ExitReport {
         Self { code: run_code(&error), signal: None, note: None, error: Some(error) }
     }
 
+    /// Adds to the note how to see more about the box, which is gone.
+    pub fn of_box(self, id: &str) -> Self {
+        let note = self.note.map(|note| format!("{note} See 'tare explain {id}'."));
+        Self { note, ..self }
+    }
+
     pub fn print(&self, quiet: bool) {
         if let Some(error) = &self.error {
             print_error(error);

@@ -140,10 +140,7 @@ web     sleep 1   -
     #[test]
     fn no_cell_can_move_a_cursor_or_end_a_line() {
         let rows = [["a\nb", "\u{9b}2J", "1"].map(str::to_owned)];
-        assert_eq!(
-            render(&COLUMNS, &rows, None),
-            "NAME  COMMAND   PIDS\na\\nb  \\u{9b}2J  1\n"
-        );
+        assert_eq!(render(&COLUMNS, &rows, None), "NAME  COMMAND   PIDS\na\\nb  \\u{9b}2J  1\n");
     }
 
     #[test]

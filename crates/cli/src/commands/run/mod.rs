@@ -29,6 +29,7 @@ use crate::context::{Context, Purpose};
 use crate::exit::{self, ExitReport};
 
 use crate::error::{print_json, print_note, to_json_line};
+use crate::hint::words;
 use crate::stdio::{self, Output, Relayed};
 
 pub fn run(args: &RunArgs, context: &Context) -> Result<u8, Error> {
@@ -101,6 +102,7 @@ struct RunReport {
     exit_code: u8,
     signal: Option<i32>,
     cause: Cause,
+    sentence: String,
     oom: bool,
     truncated: bool,
     duration_ms: u64,
@@ -126,7 +128,7 @@ fn conclude(
         ..Circumstances::of(end, Subject::Box)
     };
     let mut report = match result {
-        Ok(()) => ExitReport::of(&circumstances),
+        Ok(()) => ExitReport::of(&circumstances).of_box(&id),
         Err(error) => ExitReport::failed(error),
     };
     let truncated = relay.budget().is_passed();
@@ -149,6 +151,7 @@ fn conclude(
             exit_code: report.code,
             signal: report.signal,
             cause: end.cause,
+            sentence: circumstances.sentence().with_advice(words),
             oom: end.oom,
             truncated,
             duration_ms: u64::try_from(duration_ms).unwrap_or(u64::MAX),
