@@ -1,273 +1,216 @@
-//! Benches: measure subjects side by side, and report the ratios.
+//! `cargo xtask bench QUESTION`: measures tare beside its peers, and answers one question.
 //!
-//! A figure from one machine means little and a ratio from one run means much,
-//! so every bench goes round-robin over its subjects and reports ratios. The
-//! order is shuffled anew each round, from a fixed seed: what one subject leaves
-//! for the next to pay (a network namespace is destroyed some 50 ms after its
-//! last process) is spread over all of them. No bench fails because of a time.
-//!
-//! Here are the parts that all benches share: the arguments, the interleaving,
-//! the percentiles. [`report`] makes the table and the JSON of them.
+//! A figure from one machine means little and a ratio from one run means much, so every bench runs
+//! its subjects in turn ([`load`]) and reports ratios ([`answer`]). No bench fails because of a
+//! time. Each runs in a [`lane`](crate::lane) of its own, saves its answer as JSON, and
+//! [`report`] makes the tables and plots of docs/performance.md from all of them.
 
+pub mod answer;
 mod boxes;
-mod crun;
-pub mod footprint;
+mod calls;
 pub mod launch;
-mod librechat;
-pub mod peers;
-pub mod report;
+mod load;
+mod memory;
+mod report;
 mod run;
-mod serve;
+mod servers;
+pub mod setup;
+pub mod statistics;
+mod svg;
+mod teardown;
 
 use crate::failure::{Context, Failure};
-use crate::workspace::cargo;
-use clap::Subcommand;
-use serde::Serialize;
-use std::time::Duration;
+use crate::lane;
+use crate::workspace::{Workspace, cargo};
+use answer::{Answer, Machine, Table, save};
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+use setup::Setup;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Instant;
 
-/// Rounds that fill caches and are not counted.
-const WARM_UP_ROUNDS: usize = 5;
-
-/// Any fixed number will do: the order differs between rounds, not between runs.
-const SHUFFLE_SEED: u64 = 0x7461_7265;
-
-#[derive(Debug, Subcommand)]
-pub enum Bench {
-    /// Whole life of one command: plain, in tare, in bwrap, unshare and crun
-    Run(run::RunOptions),
-    /// Detached boxes: exec into one, the memory of one, thousands of them
-    Boxes(boxes::BoxesOptions),
-    /// Executions over HTTP: tare serve, and FastAPI with bwrap
-    Serve(serve::ServeOptions),
-    /// Executions of LibreChat: tare serve, and FastAPI with bwrap
-    Librechat(librechat::LibrechatOptions),
-    /// (internal) start commands on behalf of a bench, inside what it was put in
-    #[command(hide = true)]
-    Starter,
-    /// (internal) hold a bench's directory, and remove it when the bench is gone
-    #[command(hide = true)]
-    Janitor(footprint::FootprintPlace),
+#[derive(Debug, Args)]
+pub struct BenchOptions {
+    question: Question,
+    /// How many calls of each subject are measured, at least
+    #[arg(long, default_value_t = 300, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    rounds: u64,
+    /// Measure this tare too, for example one of an earlier commit (run, and calls over HTTP)
+    #[arg(long, value_name = "TARE")]
+    earlier: Option<PathBuf>,
+    /// Numbers of boxes (boxes)
+    #[arg(long, value_delimiter = ',', value_name = "N,...", default_values_t = [10, 100, 1_000, 5_000],
+          value_parser = clap::value_parser!(u64).range(1..))]
+    sizes: Vec<u64>,
+    /// Where the JSON of all questions is [default: target/bench]
+    #[arg(long, value_name = "DIRECTORY")]
+    json: Option<PathBuf>,
 }
 
-pub fn perform(bench: Bench) -> Result<(), Failure> {
-    match bench {
-        Bench::Run(options) => run::perform(&options),
-        Bench::Boxes(options) => boxes::perform(&options),
-        Bench::Serve(options) => serve::perform(&options),
-        Bench::Librechat(options) => librechat::perform(&options),
-        Bench::Starter => launch::serve_as_starter(),
-        Bench::Janitor(place) => footprint::serve_as_janitor(&place),
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+enum Question {
+    /// How long is the life of one command? tare run, bwrap
+    Run,
+    /// How long is a call of print(1) in Python over HTTP?
+    Python,
+    /// The same with numpy
+    Numpy,
+    /// How many calls fit into a second, with 8 and 64 clients?
+    Rate,
+    /// How long do 100 calls at once take, with numpy?
+    Burst,
+    /// What does a template with a heap of 64 MiB cost?
+    Heap,
+    /// How long is a call of LibreChat?
+    Librechat,
+    /// How much processor time does a call take?
+    Cpu,
+    /// How much memory does a call take?
+    Memory,
+    /// How long does it take to end 1 to 1,000 processes, and a fork bomb?
+    Teardown,
+    /// What do 10 to 5,000 boxes cost?
+    Boxes,
+    /// Answer all questions
+    All,
+    /// Write docs/performance.md and its plots from the answers
+    Report,
+}
+
+/// One question, as the process inside of the lane gets it.
+#[derive(Debug, Serialize, Deserialize)]
+struct BenchOrders {
+    question: Question,
+    setup: Setup,
+    json: PathBuf,
+}
+
+pub fn perform(options: &BenchOptions) -> Result<(), Failure> {
+    let workspace = Workspace::alone()?;
+    let saved = options.json.clone();
+    let saved = saved.unwrap_or_else(|| workspace.target_directory.join("bench"));
+    let chosen = options.question;
+    if chosen == Question::Report {
+        return report::write(&workspace, &saved);
+    }
+    let all = Question::value_variants().iter().copied();
+    let all = all.filter(|it| !matches!(it, Question::All | Question::Report));
+    let asked = all.filter(|it| chosen == Question::All || *it == chosen);
+    answer_each(&workspace, options, saved, &asked.collect::<Vec<_>>())
+}
+
+fn answer_each(
+    workspace: &Workspace,
+    options: &BenchOptions,
+    saved: PathBuf,
+    questions: &[Question],
+) -> Result<(), Failure> {
+    build()?;
+    let setup = prepare(workspace, options)?;
+    lane::remove_dead(workspace);
+    let start = Instant::now();
+    let mut failed = Vec::new();
+    for (index, &question) in questions.iter().enumerate() {
+        let (name, of) = (question.name(), questions.len());
+        let seconds = start.elapsed().as_secs();
+        eprintln!("== {name}: question {} of {of}, after {seconds} s", index + 1);
+        let json = saved.join(format!("{name}.json"));
+        if let Err(failure) =
+            in_lane(workspace, &BenchOrders { question, setup: setup.clone(), json })
+        {
+            eprintln!("{name}: {failure}");
+            failed.push(name);
+        }
+    }
+    eprintln!("== done after {} s", start.elapsed().as_secs());
+    match failed.as_slice() {
+        [] => Ok(()),
+        failed => Err(Failure::new(format!("no answer to: {}", failed.join(", ")))),
     }
 }
 
-/// The binary that is measured, in its place under target/.
+/// Finds what all questions need, outside of the lane, where there is a network.
+fn prepare(workspace: &Workspace, options: &BenchOptions) -> Result<Setup, Failure> {
+    let target = &workspace.target_directory;
+    let packages = target.join("packages");
+    let packages = packages.canonicalize().unwrap_or(packages);
+    if !packages.join("python/numpy").exists() {
+        return Err(Failure::new("numpy is not installed in target/packages: ./check installs it"));
+    }
+    let size = |it: &u64| usize::try_from(*it).unwrap_or(usize::MAX);
+    Ok(Setup {
+        tare: target.join("release/tare"),
+        earlier: options.earlier.clone(),
+        packages,
+        fastapi: servers::install_peer(target)?,
+        rounds: size(&options.rounds),
+        sizes: options.sizes.iter().map(size).collect(),
+    })
+}
+
+fn in_lane(workspace: &Workspace, orders: &BenchOrders) -> Result<(), Failure> {
+    let text = serde_json::to_string(orders).context(|| "cannot write the orders".into())?;
+    let mut command = lane::command(workspace)?;
+    command.args(["bench-inside", &text]).stdin(Stdio::null());
+    let status = command.status().context(|| "cannot start a lane".into())?;
+    match status.success() {
+        true => Ok(()),
+        false => Err(Failure::new(format!("the bench failed: {status}"))),
+    }
+}
+
+/// (internal) a bench, inside of its lane
+#[derive(Debug, Args)]
+pub struct BenchInside {
+    orders: String,
+}
+
+pub fn serve_inside(inside: &BenchInside) -> Result<(), Failure> {
+    let orders: BenchOrders =
+        serde_json::from_str(&inside.orders).context(|| "cannot read the orders".into())?;
+    let BenchOrders { question, mut setup, json } = orders;
+    let machine = Machine::observe();
+    setup.prepare()?;
+    let tables = question.answer(&setup)?;
+    let answer = Answer { question: question.name(), machine, tables };
+    println!("\n{}", answer.markdown());
+    save(&answer, &json)?;
+    println!("saved in {}", json.display());
+    Ok(())
+}
+
+impl Question {
+    fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |it| it.get_name().to_owned())
+    }
+
+    fn answer(self, setup: &Setup) -> Result<Vec<Table>, Failure> {
+        match self {
+            Self::Run => run::answer(setup),
+            Self::Python => calls::python(setup),
+            Self::Numpy => calls::numpy(setup),
+            Self::Rate => calls::rate(setup),
+            Self::Burst => calls::burst(setup),
+            Self::Heap => calls::heap(setup),
+            Self::Librechat => calls::librechat(setup),
+            Self::Cpu => calls::cpu(setup),
+            Self::Memory => calls::memory(setup),
+            Self::Teardown => teardown::answer(setup),
+            Self::Boxes => boxes::answer(setup),
+            Self::All | Self::Report => Err(Failure::new("this is not a question")),
+        }
+    }
+}
+
+/// Builds the binary that is measured, in its place under target/.
 pub fn build() -> Result<(), Failure> {
-    let status = cargo()
-        .args(["build", "--release", "--package", "tare"])
-        .status()
-        .context(|| "cannot start cargo build".into())?;
+    let mut command = cargo();
+    command.args(["build", "--release", "--locked", "--package", "tare"]);
+    let status = command.status().context(|| "cannot start cargo build".into())?;
     if status.success() {
         Ok(())
     } else {
         Err(Failure::new(format!("cargo build --release: {status}")))
-    }
-}
-
-/// Runs a subject once. Returns how long that took, or why it failed.
-pub type RunOnce<'a> = Box<dyn FnMut() -> Result<Duration, String> + 'a>;
-
-/// The result of a subject.
-#[derive(Debug, Serialize)]
-#[serde(tag = "status", rename_all = "snake_case")]
-pub enum Outcome {
-    Measured(Percentiles),
-    /// Why there is no number.
-    Absent {
-        reason: String,
-    },
-}
-
-impl Outcome {
-    pub fn p50_us(&self) -> Option<f64> {
-        match self {
-            Self::Measured(percentiles) => Some(percentiles.p50_us),
-            Self::Absent { .. } => None,
-        }
-    }
-}
-
-/// Runs all subjects `rounds` times in turn. A subject that fails once is left
-/// out from then on: half a series is not compared with whole ones.
-pub fn interleave(subjects: &mut [RunOnce<'_>], rounds: usize) -> Vec<Outcome> {
-    let mut series: Vec<Result<Vec<Duration>, String>> =
-        subjects.iter().map(|_| Ok(Vec::with_capacity(rounds))).collect();
-    let mut order: Vec<usize> = (0..subjects.len()).collect();
-    let mut random = Random(SHUFFLE_SEED);
-    for round in 0..WARM_UP_ROUNDS + rounds {
-        random.shuffle(&mut order);
-        for &index in &order {
-            let Ok(samples) = &mut series[index] else {
-                continue;
-            };
-            match subjects[index]() {
-                Ok(_) if round < WARM_UP_ROUNDS => {}
-                Ok(duration) => samples.push(duration),
-                Err(why) => series[index] = Err(format!("round {round}: {why}")),
-            }
-        }
-    }
-    series.into_iter().map(outcome).collect()
-}
-
-fn outcome(series: Result<Vec<Duration>, String>) -> Outcome {
-    match series.map(Percentiles::of) {
-        Ok(Some(percentiles)) => Outcome::Measured(percentiles),
-        Ok(None) => Outcome::Absent { reason: "no rounds were asked for".into() },
-        Err(reason) => Outcome::Absent { reason },
-    }
-}
-
-/// The percentiles of a series, by nearest rank: each number was measured.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Percentiles {
-    pub samples: usize,
-    pub min_us: f64,
-    pub p10_us: f64,
-    pub p25_us: f64,
-    pub p50_us: f64,
-    pub p75_us: f64,
-    pub p90_us: f64,
-    pub p99_us: f64,
-    pub max_us: f64,
-    pub mean_us: f64,
-}
-
-impl Percentiles {
-    /// `None` for an empty series.
-    pub fn of(mut samples: Vec<Duration>) -> Option<Self> {
-        samples.sort_unstable();
-        let at = |percent: usize| {
-            let rank = (samples.len() * percent).div_ceil(100).max(1);
-            samples.get(rank - 1).copied().map(micros)
-        };
-        let total: Duration = samples.iter().sum();
-        Some(Self {
-            samples: samples.len(),
-            min_us: at(0)?,
-            p10_us: at(10)?,
-            p25_us: at(25)?,
-            p50_us: at(50)?,
-            p75_us: at(75)?,
-            p90_us: at(90)?,
-            p99_us: at(99)?,
-            max_us: at(100)?,
-            mean_us: (micros(total) / samples.len() as f64).round(),
-        })
-    }
-}
-
-fn micros(duration: Duration) -> f64 {
-    duration.as_nanos() as f64 / 1e3
-}
-
-/// SplitMix64: good enough for an order of subjects.
-#[derive(Debug)]
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn shuffle(&mut self, order: &mut [usize]) {
-        for last in (1..order.len()).rev() {
-            let other = (self.next() % (last as u64 + 1)) as usize;
-            order.swap(last, other);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::cell::RefCell;
-
-    fn subject<'a>(run_once: impl FnMut() -> Result<Duration, String> + 'a) -> RunOnce<'a> {
-        Box::new(run_once)
-    }
-
-    #[test]
-    fn each_round_runs_each_subject_once_in_changing_order() {
-        let calls = RefCell::new(Vec::new());
-        let note = |index: usize| {
-            calls.borrow_mut().push(index);
-            Ok(Duration::from_micros(1))
-        };
-        let mut subjects = [subject(|| note(0)), subject(|| note(1)), subject(|| note(2))];
-        let outcomes = interleave(&mut subjects, 40);
-        drop(subjects);
-
-        let calls = calls.into_inner();
-        assert_eq!(calls.len(), 3 * (40 + WARM_UP_ROUNDS));
-        for round in calls.chunks(3) {
-            let mut sorted = round.to_vec();
-            sorted.sort_unstable();
-            assert_eq!(sorted, [0, 1, 2], "a round must hold each subject once");
-        }
-        assert!(calls.chunks(3).any(|round| round != &calls[..3]), "never shuffled");
-        for outcome in outcomes {
-            assert!(matches!(outcome, Outcome::Measured(it) if it.samples == 40));
-        }
-    }
-
-    #[test]
-    fn warm_up_rounds_are_not_counted() {
-        let mut calls = 0;
-        let mut subjects = [subject(|| {
-            calls += 1;
-            Ok(Duration::from_secs(if calls <= WARM_UP_ROUNDS { 100 } else { 1 }))
-        })];
-        let outcomes = interleave(&mut subjects, 10);
-        assert!(matches!(outcomes[0], Outcome::Measured(it) if it.max_us == 1e6));
-    }
-
-    #[test]
-    fn a_subject_that_fails_once_is_left_out_with_its_reason() {
-        let mut calls = 0;
-        let mut subjects = [
-            subject(|| {
-                calls += 1;
-                if calls == 8 { Err("exit code 125".into()) } else { Ok(Duration::ZERO) }
-            }),
-            subject(|| Ok(Duration::ZERO)),
-        ];
-        let outcomes = interleave(&mut subjects, 10);
-        drop(subjects);
-        assert_eq!(calls, 8);
-        assert!(matches!(&outcomes[0], Outcome::Absent { reason } if reason.contains("125")));
-        assert!(matches!(outcomes[1], Outcome::Measured(it) if it.samples == 10));
-    }
-
-    #[test]
-    fn percentiles_are_by_nearest_rank() {
-        let samples = (1..=200).rev().map(Duration::from_micros).collect();
-        let percentiles = Percentiles::of(samples).unwrap();
-        let rounded = |us: f64| us.round() as u64;
-        assert_eq!(rounded(percentiles.min_us), 1);
-        assert_eq!(rounded(percentiles.p50_us), 100);
-        assert_eq!(rounded(percentiles.p99_us), 198);
-        assert_eq!(rounded(percentiles.max_us), 200);
-        assert_eq!(percentiles.samples, 200);
-    }
-
-    #[test]
-    fn percentiles_of_one_sample_are_that_sample_and_of_none_nothing() {
-        let one = Percentiles::of(vec![Duration::from_millis(3)]).unwrap();
-        assert_eq!((one.min_us, one.p50_us, one.p99_us), (3e3, 3e3, 3e3));
-        assert_eq!(Percentiles::of(Vec::new()), None);
     }
 }

@@ -9,6 +9,7 @@
 mod bench;
 mod failure;
 mod http;
+mod lane;
 mod licences;
 mod man;
 mod notices;
@@ -33,8 +34,10 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Task {
     /// Measure tare beside its peers, interleaved in one run
-    #[command(subcommand)]
-    Bench(bench::Bench),
+    Bench(bench::BenchOptions),
+    /// (internal) a bench, inside of its lane
+    #[command(hide = true)]
+    BenchInside(bench::BenchInside),
     /// Check that each dependency is under a licence that is allowed
     Licences,
     /// Write the manual pages of tare and of its commands
@@ -64,7 +67,8 @@ fn main() -> ExitCode {
 
 fn perform(job: Task) -> Result<(), Failure> {
     match job {
-        Task::Bench(bench) => bench::perform(bench),
+        Task::Bench(options) => bench::perform(&options),
+        Task::BenchInside(inside) => bench::serve_inside(&inside),
         Task::Licences => licences::check(),
         Task::Man(options) => man::write(&options),
         Task::Notices => print(&notices::text()?),

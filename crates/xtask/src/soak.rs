@@ -25,7 +25,7 @@ mod series;
 mod subject;
 mod tare;
 
-use crate::bench::report::save;
+use crate::bench::answer::save;
 use crate::failure::Failure;
 use crate::workspace::Workspace;
 use clap::{Args, ValueEnum};

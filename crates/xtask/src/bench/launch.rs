@@ -1,35 +1,23 @@
-//! Starts a command and waits for its end. This is what a bench measures.
+//! Command lines that a bench starts over and over: a plain command, and the same in bubblewrap.
 //!
-//! A [`Starter`] does it either in this process or in a child that was put
-//! somewhere else first (crun wants other mounts than this host has). Both run
-//! the same code, so that no subject gets another clock than the rest.
+//! `std::process::Command` starts them with posix_spawn, which does not copy this process.
 
-use crate::failure::{Context, Failure};
-use serde::{Deserialize, Serialize};
-use std::fmt;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::io::Read;
+use std::process::{Command, ExitStatus, Stdio};
 
-/// What every subject gets as its environment, and a box shows its command:
-/// the caller's own would make some starts dearer than others.
+/// The environment of every command: the caller's own would make some starts more expensive than
+/// others.
 const ENVIRONMENT: [(&str, &str); 3] = [
     ("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"),
     ("HOME", "/tmp"),
     ("LANG", "C.UTF-8"),
 ];
 
-/// Proves that a subject runs what it is given: one that fails quickly must not
-/// look fast.
-pub const CONTROL: &[&str] = &["/bin/sh", "-c", "exit 37"];
-pub const CONTROL_ENDING: Ending = Ending::Exited(37);
-
-/// How much of the stderr of a failed command is kept.
+/// How much of the output of a failed command is quoted.
 const COMPLAINT_BYTES_MAX: u64 = 4096;
 
 /// A command line, ready to be started any number of times.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone)]
 pub struct Launch {
     pub program: String,
     pub arguments: Vec<String>,
@@ -51,7 +39,7 @@ impl Launch {
         self
     }
 
-    /// The command without streams, and without the caller's environment.
+    /// Returns the command without streams, and without the caller's environment.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command
@@ -65,197 +53,67 @@ impl Launch {
         command
     }
 
-    /// Measures from before the spawn until the process is reaped.
-    fn timed(&self) -> Life {
+    /// Runs the command without streams. It must exit with 0.
+    pub fn run(&self) -> Result<(), String> {
+        let status = self.command().status().map_err(|error| self.cannot_start(&error))?;
+        self.check(status, "")
+    }
+
+    /// Runs the command and returns what it prints. It must exit with 0.
+    ///
+    /// The output is read until the command ends, so this is not for commands that leave a
+    /// process behind.
+    pub fn output(&self) -> Result<String, String> {
         let mut command = self.command();
-        let start = Instant::now();
-        let ended = command.spawn().and_then(|mut child| child.wait());
-        let duration = start.elapsed();
-        Life { duration, ending: Ending::of(ended), complaint: String::new() }
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let output = command.output().map_err(|error| self.cannot_start(&error))?;
+        let mut complaint = String::new();
+        // Reading from memory fails only if the text is not UTF-8, and then it is not quoted.
+        output.stderr.take(COMPLAINT_BYTES_MAX).read_to_string(&mut complaint).ok();
+        self.check(output.status, &complaint)?;
+        String::from_utf8(output.stdout).map_err(|error| format!("{}: {error}", self.program))
     }
 
-    /// Like [`Self::timed`], but keeps stderr, for runs whose errors matter more than the time.
-    fn listened_to(&self) -> Life {
-        let start = Instant::now();
-        let ended = self.command().stderr(Stdio::piped()).spawn().and_then(|mut child| {
-            let mut bytes = Vec::new();
-            if let Some(stderr) = child.stderr.take() {
-                stderr.take(COMPLAINT_BYTES_MAX).read_to_end(&mut bytes)?;
-            }
-            Ok((child.wait()?, bytes))
-        });
-        let duration = start.elapsed();
-        let (status, bytes) = match ended {
-            Ok((status, bytes)) => (Ok(status), bytes),
-            Err(error) => (Err(error), Vec::new()),
-        };
-        let complaint = String::from_utf8_lossy(&bytes).trim().to_owned();
-        Life { duration, ending: Ending::of(status), complaint }
+    /// Runs the command. It must print this: a subject that fails quickly must not look fast.
+    pub fn prints(&self, expected: &str) -> Result<(), String> {
+        let printed = self.output()?;
+        if printed == expected {
+            Ok(())
+        } else {
+            Err(format!("{} printed {printed:?}, not {expected:?}", self.program))
+        }
     }
-}
 
-/// One command from start to end.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct Life {
-    pub duration: Duration,
-    pub ending: Ending,
-    /// The stderr, if it was kept.
-    pub complaint: String,
-}
+    fn cannot_start(&self, error: &std::io::Error) -> String {
+        format!("cannot start {}: {error}", self.program)
+    }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Ending {
-    Exited(i32),
-    Killed(i32),
-    NotStarted(String),
-}
-
-impl Ending {
-    fn of(ended: std::io::Result<ExitStatus>) -> Self {
-        match ended {
-            Ok(status) => match (status.code(), status.signal()) {
-                (Some(code), _) => Self::Exited(code),
-                (None, signal) => Self::Killed(signal.unwrap_or_default()),
-            },
-            Err(error) => Self::NotStarted(error.to_string()),
+    fn check(&self, status: ExitStatus, complaint: &str) -> Result<(), String> {
+        let complaint = complaint.lines().next().unwrap_or("no message");
+        match status.success() {
+            true => Ok(()),
+            false => Err(format!("{}: {status}: {complaint}", self.program)),
         }
     }
 }
 
-impl fmt::Display for Ending {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Exited(code) => write!(f, "exit code {code}"),
-            Self::Killed(signal) => write!(f, "killed by signal {signal}"),
-            Self::NotStarted(why) => write!(f, "cannot be started: {why}"),
-        }
+/// The symbolic links in a root that shows the host's /usr.
+const ROOT_LINKS: [(&str, &str); 4] =
+    [("usr/bin", "/bin"), ("usr/lib", "/lib"), ("usr/lib64", "/lib64"), ("usr/sbin", "/sbin")];
+
+/// Runs a command in bubblewrap with new namespaces and its shortest list of binds: /usr only.
+/// `more` are further options.
+pub fn bwrap(more: &[&str], command: &[&str]) -> Launch {
+    let mut words = vec!["bwrap", "--unshare-all", "--ro-bind", "/usr", "/usr"];
+    for (target, link) in ROOT_LINKS {
+        words.extend(["--symlink", target, link]);
     }
-}
-
-/// Whether a run is for its time or for its stderr.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub enum LaunchPurpose {
-    Time,
-    Listen,
-}
-
-/// The process that starts the commands.
-pub enum Starter {
-    Here,
-    /// A child of ours that lives somewhere else and answers line by line.
-    Elsewhere(Child, BufReader<ChildStdout>),
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct LaunchRequest {
-    launch: Launch,
-    purpose: LaunchPurpose,
-}
-
-impl Starter {
-    /// `wrapper` gets the words of our own starter appended, and has to end in it.
-    pub fn elsewhere(wrapper: &[&str]) -> Result<Self, Failure> {
-        let own = std::env::current_exe().context(|| "cannot find this program".into())?;
-        let mut child = Command::new(wrapper[0])
-            .args(&wrapper[1..])
-            .arg(own)
-            .args(["bench", "starter"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .context(|| format!("cannot start {}", wrapper[0]))?;
-        let answers = child.stdout.take().expect("its stdout was asked to be a pipe");
-        Ok(Self::Elsewhere(child, BufReader::new(answers)))
-    }
-
-    pub fn start(&mut self, launch: &Launch, purpose: LaunchPurpose) -> Result<Life, String> {
-        match self {
-            Self::Here => Ok(match purpose {
-                LaunchPurpose::Time => launch.timed(),
-                LaunchPurpose::Listen => launch.listened_to(),
-            }),
-            Self::Elsewhere(child, answers) => ask(child, answers, launch, purpose)
-                .map_err(|why| last_words(child).unwrap_or_else(|| why.to_string())),
-        }
-    }
-
-    /// One run for its time; only a success has one.
-    pub fn time(&mut self, launch: &Launch) -> Result<Duration, String> {
-        let life = self.start(launch, LaunchPurpose::Time)?;
-        match life.ending {
-            Ending::Exited(0) => Ok(life.duration),
-            ending @ (Ending::Exited(_) | Ending::Killed(_) | Ending::NotStarted(_)) => {
-                Err(ending.to_string())
-            }
-        }
-    }
-
-    /// One run that has to end in this way.
-    pub fn expect(&mut self, launch: &Launch, ending: &Ending) -> Result<(), Failure> {
-        let life = self.start(launch, LaunchPurpose::Listen).map_err(Failure::new)?;
-        match (life.ending == *ending, life.complaint.lines().next()) {
-            (true, _) => Ok(()),
-            (false, None) => Err(Failure::new(format!("{}, not {ending}", life.ending))),
-            (false, Some(why)) => Err(Failure::new(format!("{}: {why}", life.ending))),
-        }
-    }
-
-    /// Ends the child, if there is one, by closing the pipe it reads from.
-    pub fn end(self) -> Result<(), Failure> {
-        match self {
-            Self::Here => Ok(()),
-            Self::Elsewhere(mut child, _) => {
-                drop(child.stdin.take());
-                child.wait().map(drop).context(|| "cannot wait for the starter".into())
-            }
-        }
-    }
-}
-
-fn ask(
-    child: &mut Child,
-    answers: &mut BufReader<ChildStdout>,
-    launch: &Launch,
-    purpose: LaunchPurpose,
-) -> std::io::Result<Life> {
-    let request = LaunchRequest { launch: launch.clone(), purpose };
-    let mut line = serde_json::to_string(&request)?;
-    line.push('\n');
-    let Some(requests) = &mut child.stdin else {
-        return Err(std::io::Error::other("the starter is gone"));
-    };
-    requests.write_all(line.as_bytes())?;
-    let mut answer = String::new();
-    answers.read_line(&mut answer)?;
-    Ok(serde_json::from_str(&answer)?)
-}
-
-/// The stderr of a starter that no longer answers.
-fn last_words(child: &mut Child) -> Option<String> {
-    // Without requests it ends, if it has not, and so does its stderr.
-    drop(child.stdin.take());
-    let mut bytes = Vec::new();
-    child.stderr.take()?.take(COMPLAINT_BYTES_MAX).read_to_end(&mut bytes).ok()?;
-    let words = String::from_utf8_lossy(&bytes).trim().to_owned();
-    (!words.is_empty()).then_some(words)
-}
-
-/// The other end of [`Starter::Elsewhere`]: until stdin closes, start what is asked.
-pub fn serve_as_starter() -> Result<(), Failure> {
-    let mut answers = std::io::stdout().lock();
-    for line in std::io::stdin().lock().lines() {
-        let line = line.context(|| "cannot read a request".into())?;
-        let request: LaunchRequest =
-            serde_json::from_str(&line).context(|| "cannot understand a request".into())?;
-        let life = match request.purpose {
-            LaunchPurpose::Time => request.launch.timed(),
-            LaunchPurpose::Listen => request.launch.listened_to(),
-        };
-        let answer = serde_json::to_string(&life).context(|| "cannot write an answer".into())?;
-        writeln!(answers, "{answer}").context(|| "cannot answer".into())?;
-    }
-    Ok(())
+    words.extend(["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]);
+    words.extend(["--new-session", "--die-with-parent"]);
+    words.extend(more);
+    words.push("--");
+    words.extend(command);
+    Launch::new(words)
 }
 
 #[cfg(test)]
@@ -267,54 +125,33 @@ mod tests {
     }
 
     #[test]
-    fn the_ending_tells_code_signal_and_absence_apart() {
-        assert_eq!(shell("exit 37").timed().ending, Ending::Exited(37));
-        assert_eq!(shell("kill -9 $$").timed().ending, Ending::Killed(9));
-        let absent = Launch::new(["/nonexistent/program"]).timed().ending;
-        assert!(matches!(absent, Ending::NotStarted(_)), "{absent:?}");
+    fn a_command_that_fails_is_quoted() {
+        let failed = shell("echo no more pids >&2; exit 3").output().unwrap_err();
+        assert_eq!(failed, "/bin/sh: exit status: 3: no more pids");
+        assert!(shell("exit 3").run().unwrap_err().contains("exit status: 3"));
+        let absent = Launch::new(["/nonexistent/program"]).run().unwrap_err();
+        assert!(absent.starts_with("cannot start /nonexistent/program"), "{absent}");
+    }
+
+    #[test]
+    fn a_command_that_prints_something_else_has_failed() {
+        assert_eq!(shell("echo 1").prints("1\n"), Ok(()));
+        let other = shell("true").prints("1\n").unwrap_err();
+        assert_eq!(other, "/bin/sh printed \"\", not \"1\\n\"");
     }
 
     #[test]
     fn a_command_gets_only_the_environment_of_the_bench() {
         let launch = shell("test -z \"$CARGO\" && test \"$LANG\" = C.UTF-8 && test \"$X\" = y");
-        assert_eq!(launch.timed().ending, Ending::Exited(1));
-        assert_eq!(launch.with_environment("X", "y").timed().ending, Ending::Exited(0));
+        assert!(launch.run().is_err());
+        assert_eq!(launch.with_environment("X", "y").run(), Ok(()));
     }
 
     #[test]
-    fn the_errors_of_a_command_are_read_on_request() {
-        let life = shell("echo out; echo no such thing >&2; exit 2").listened_to();
-        assert_eq!((life.ending, life.complaint.as_str()), (Ending::Exited(2), "no such thing"));
-    }
-
-    #[test]
-    fn a_subject_that_does_not_run_its_command_is_found_out() {
-        let quick = Launch::new(["/bin/true"]);
-        let failure = Starter::Here.expect(&quick, &CONTROL_ENDING).unwrap_err();
-        assert_eq!(failure.to_string(), "exit code 0, not exit code 37");
-        let plain = Launch::new(CONTROL.iter().copied());
-        Starter::Here.expect(&plain, &CONTROL_ENDING).unwrap();
-    }
-
-    #[test]
-    fn a_subject_that_complains_is_quoted() {
-        let launch = Launch::new(["/bin/sh", "-c", "echo cgroups in hybrid mode >&2; exit 1"]);
-        let failure = Starter::Here.expect(&launch, &Ending::Exited(0)).unwrap_err();
-        assert_eq!(failure.to_string(), "exit code 1: cgroups in hybrid mode");
-    }
-
-    #[test]
-    fn the_duration_spans_the_whole_life() {
-        let life = shell("exec sleep 0.05").timed();
-        assert!(life.duration >= Duration::from_millis(50), "{:?}", life.duration);
-    }
-
-    #[test]
-    fn a_starter_that_dies_first_is_quoted() {
-        let mut starter =
-            Starter::elsewhere(&["/bin/sh", "-c", "echo cannot mount >&2; exit 1"]).unwrap();
-        let why = starter.start(&shell("exit 0"), LaunchPurpose::Time).unwrap_err();
-        assert_eq!(why, "cannot mount");
-        starter.end().unwrap();
+    fn bwrap_binds_usr_alone_and_takes_further_options() {
+        let words =
+            bwrap(&["--ro-bind", "/p", "/opt/packages"], &["/bin/true"]).arguments.join(" ");
+        assert!(words.starts_with("--unshare-all --ro-bind /usr /usr --symlink"), "{words}");
+        assert!(words.ends_with("--ro-bind /p /opt/packages -- /bin/true"), "{words}");
     }
 }

@@ -7,7 +7,6 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use tare_kernel::cgroup::Version;
 use tare_kernel::procfs::{NAMESPACE_KINDS, NamespaceKind, Procfs};
 
 /// The cgroup of the soak's own processes.
@@ -147,20 +146,6 @@ pub fn cgroup_memory(hierarchies: &Hierarchies) -> (Option<f64>, Option<f64>) {
     let kernel = number("memory.kmem.usage_in_bytes")
         .or_else(|| hierarchies.first_amount("memory.stat", "kernel"));
     (charged, kernel)
-}
-
-/// Returns the roots of the hierarchies in which a box may have a directory.
-pub fn used_by_tare() -> Vec<PathBuf> {
-    let mountinfo = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let found = tare_kernel::cgroup::hierarchies(&mountinfo);
-    let is_used = |controllers: &[String]| {
-        ["memory", "pids", "cpu"].iter().any(|name| controllers.iter().any(|it| it == name))
-    };
-    let used = found.into_iter().filter(|it| it.version == Version::V2 || is_used(&it.controllers));
-    let mut mounts: Vec<PathBuf> = used.map(|it| it.mount).collect();
-    mounts.sort();
-    mounts.dedup();
-    mounts
 }
 
 /// How much a file system or a file uses.

@@ -5,11 +5,12 @@
 //! supervisor. It fails if tare has left a process or a cgroup. The driver stops in order
 //! when its stdin closes, which happens when this process ends or is killed.
 
-use super::count::{OWN_LEAF, used_by_tare};
+use super::count::OWN_LEAF;
 use super::driver::{self, Orders};
 use super::series::{Event, Series};
 use super::subject::Kind;
 use crate::failure::{Context, Failure};
+use crate::lane::cgroup_roots;
 use crate::workspace::Workspace;
 use clap::Args;
 use rustix::mount::{MountFlags, mount};
@@ -74,7 +75,7 @@ pub struct Site {
 impl Site {
     /// Moves this process into a cgroup of the lane and mounts two file systems in memory.
     fn prepare(orders: Orders) -> Result<Self, Failure> {
-        let mut site = Self { roots: used_by_tare(), orders };
+        let mut site = Self { roots: cgroup_roots(), orders };
         for root in &site.roots {
             enter(root).context(|| format!("cannot enter a cgroup in {}", root.display()))?;
         }

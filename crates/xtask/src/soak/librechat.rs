@@ -7,7 +7,7 @@ use super::count::count_threads;
 use super::mix::Job;
 use super::subject::{Subject, Surprise};
 use super::tare::TareSubject;
-use crate::http;
+use crate::http::Connection;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use std::fs;
@@ -107,7 +107,7 @@ impl LibreChat {
     fn ask(&self, method: &str, path: &str, body: &str) -> Result<Value, Surprise> {
         let answer = UnixStream::connect(self.socket()).and_then(|stream| {
             stream.set_read_timeout(Some(ANSWER_MAX))?;
-            http::ask(stream, method, path, body)
+            Connection::new(stream).ask(method, path, body)
         });
         answer.map_err(|error| error.to_string())
     }

@@ -1,7 +1,7 @@
 //! The mix: the purpose of each box, which depends only on the seed and the box's number. So the
 //! same seed gives the same boxes in any order, and the same boxes to each subject.
 
-use crate::bench::Random;
+use crate::bench::statistics::Random;
 use std::time::Duration;
 
 /// Starts sleepers in sessions of their own, ignores all signals that can be ignored, and does

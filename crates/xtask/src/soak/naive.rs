@@ -7,8 +7,7 @@
 use super::commands::{Caller, Victim, first_child};
 use super::mix::{BOMB_WITH_A_FUSE, Exec, GREEDY, Job, Purpose, SHORT, STUBBORN};
 use super::subject::{Subject, Surprise};
-use crate::bench::launch::Launch;
-use crate::bench::peers::bwrap;
+use crate::bench::launch::{Launch, bwrap};
 use std::process::Child;
 use std::time::{Duration, Instant};
 
@@ -138,7 +137,7 @@ impl Subject for Naive {
 }
 
 fn boxed(command: &[&str]) -> Launch {
-    let mut launch = bwrap(&["/usr".to_owned()], command);
+    let mut launch = bwrap(&[], command);
     launch.arguments.retain(|word| word != "--die-with-parent");
     launch
 }

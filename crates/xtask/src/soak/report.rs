@@ -4,7 +4,7 @@ use super::drift::Drift;
 use super::measure::{Demand, Measure};
 use super::series::Series;
 use super::subject::Kind;
-use crate::bench::report::Machine;
+use crate::bench::answer::Machine;
 use serde::Serialize;
 use std::fmt::Write as _;
 

@@ -4,6 +4,7 @@ use super::commands::{Caller, Victim};
 use super::mix::{BOMB, Exec, GREEDY, Job, Purpose, SHORT, STUBBORN};
 use super::subject::{Subject, Surprise};
 use crate::bench::launch::Launch;
+use crate::bench::setup::tare;
 use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -37,9 +38,7 @@ impl TareSubject {
     }
 
     pub fn launch(&self, words: &[&str]) -> Launch {
-        let binary = self.binary.to_string_lossy();
-        Launch::new([&*binary].into_iter().chain(words.iter().copied()))
-            .with_environment("TARE_STATE_ROOT", self.state.to_string_lossy())
+        tare(&self.binary, &self.state, words)
     }
 
     /// Runs a command and checks its exit code.

@@ -1,0 +1,287 @@
+//! The questions about calls over HTTP: how long one takes, how many fit into a second, and what
+//! each costs. The same work also runs as a plain command and in bubblewrap, without a server.
+
+use super::answer::{BWRAP, Bound, FASTAPI, Metric, PLAIN, Table, ratio_column};
+use super::launch::{Launch, bwrap};
+use super::load::{Contender, Plan, Slice, interleave, timed};
+use super::memory;
+use super::servers::{Request, Server, bwrap_options, words};
+use super::setup::Setup;
+use crate::failure::{Context, Failure};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+pub const TARE: &str = "tare serve";
+const COLD: &str = "tare serve, cold";
+const EARLIER: &str = "earlier tare serve";
+
+/// Calls of one subject that follow each other: a pool has to be filled again meanwhile.
+const CALLS_IN_A_ROW: usize = 10;
+const SLICE: Duration = Duration::from_secs(1);
+
+const PRINT: &str = "print(1)";
+const NUMPY: &str = "import numpy; print(numpy.ones(3).sum())";
+
+/// The module with a heap of 64 MiB, and code that touches 1 MiB of it. It sums up one byte of
+/// each MiB, and has changed the first one.
+const HEAP_MODULE: &str = "heap = bytearray(b'x') * (64 << 20)\n";
+const HEAP: &str = "import bench_heap
+for page in range(256): bench_heap.heap[page * 4096] = 1
+print(sum(bench_heap.heap[::1 << 20]))";
+const HEAP_PRINTED: &str = "7561\n";
+
+/// Something to run: as a command, and as a request to tare.
+pub struct Work {
+    pub command: Vec<&'static str>,
+    pub path: &'static str,
+    pub body: Value,
+    pub printed: &'static str,
+    pub packages: Option<PathBuf>,
+    /// The pools of the server.
+    pub pool: String,
+}
+
+impl Work {
+    fn command(command: &[&'static str], pool: &str) -> Self {
+        Self {
+            command: command.to_vec(),
+            path: "/v1/run",
+            body: json!({ "command": command }),
+            printed: "",
+            packages: None,
+            pool: pool.to_owned(),
+        }
+    }
+
+    fn python(code: &'static str, printed: &'static str, pool: &str) -> Self {
+        Self {
+            command: vec!["/usr/bin/python3", "-c", code],
+            body: json!({ "language": "python", "code": code }),
+            printed,
+            ..Self::command(&[], pool)
+        }
+    }
+
+    fn numpy(setup: &Setup, pool: &str) -> Self {
+        let pool = format!("{pool}preload = ['numpy']\n");
+        Self { packages: Some(setup.packages.clone()), ..Self::python(NUMPY, "3.0\n", &pool) }
+    }
+
+    fn with_packages(self, packages: Option<PathBuf>) -> Self {
+        Self { packages, ..self }
+    }
+
+    pub fn plain(&self) -> Launch {
+        let launch = Launch::new(self.command.iter().copied());
+        match &self.packages {
+            Some(it) => launch.with_environment("PYTHONPATH", it.join("python").to_string_lossy()),
+            None => launch,
+        }
+    }
+
+    pub fn in_bwrap(&self) -> Launch {
+        bwrap(&words(&bwrap_options(self.packages.as_deref())), &self.command)
+    }
+
+    fn request(&self) -> Request {
+        Request { path: self.path, body: self.body.clone(), printed: self.printed }
+    }
+
+    pub fn server(&self, setup: &Setup) -> Result<Server, Failure> {
+        Server::tare(setup, &setup.tare, "tare", self.packages.as_deref(), &self.pool)
+    }
+
+    /// Measures all subjects with this work. `is_cold` adds calls that ask for a new box.
+    fn measure(
+        &self,
+        setup: &Setup,
+        title: &str,
+        plans: &[(String, Plan)],
+        metrics: &[Metric],
+        is_cold: bool,
+    ) -> Result<Vec<Table>, Failure> {
+        let tare = self.server(setup)?;
+        let packages = self.packages.as_deref();
+        let fastapi = Server::fastapi(setup, packages)?;
+        let earlier = setup.earlier.as_deref();
+        // An earlier tare may not know pools.
+        let earlier = earlier.map(|it| Server::tare(setup, it, "earlier", packages, ""));
+        let earlier = earlier.transpose()?;
+        let run = |launch: Launch| move || timed(|| launch.prints(self.printed));
+        let peer = json!({ "command": self.command });
+        let mut subjects = vec![
+            Contender::of(PLAIN, run(self.plain())),
+            Contender::of(BWRAP, run(self.in_bwrap())),
+            fastapi.subject(FASTAPI, Request { path: "/v1/run", body: peer, ..self.request() }),
+            tare.subject(TARE, self.request()),
+        ];
+        if is_cold {
+            let mut cold = self.request();
+            cold.body["warm"] = json!("off");
+            subjects.push(tare.subject(COLD, cold));
+        }
+        subjects.extend(earlier.as_ref().map(|it| it.subject(EARLIER, self.request())));
+        let tables = plans.iter().map(|(at, plan)| {
+            eprintln!("{title}{at}");
+            let names = subjects.iter().map(|it| it.name.clone());
+            let measured = names.zip(interleave(&subjects, plan)).collect();
+            Table::compare(&format!("{title}{at}"), metrics, measured)
+        });
+        Ok(tables.collect())
+    }
+
+    /// One call at a time.
+    fn latency(&self, setup: &Setup, title: &str, is_cold: bool) -> Result<Table, Failure> {
+        let plan = Plan::one_at_a_time(setup.rounds, CALLS_IN_A_ROW);
+        let plans = [(", one call at a time".to_owned(), plan)];
+        let metrics = [Metric::P50, Metric::P99];
+        let mut tables = self.measure(setup, title, &plans, &metrics, is_cold)?;
+        Ok(tables.remove(0))
+    }
+
+    /// All calls at the same moment. The last answer counts.
+    fn burst(&self, setup: &Setup, title: &str, callers: usize) -> Result<Table, Failure> {
+        let plan = Plan {
+            callers,
+            turns_min: setup.repeats(),
+            warm_up: 1,
+            ..Plan::one_at_a_time(setup.rounds, 1)
+        };
+        let plans = [(format!(", {callers} calls at once"), plan)];
+        let metrics = [Metric::Last, Metric::P50, Metric::P99];
+        let mut tables = self.measure(setup, title, &plans, &metrics, false)?;
+        Ok(tables.remove(0))
+    }
+}
+
+/// The pool of Python with so many boxes that wait.
+fn python_pool(warm: usize) -> String {
+    format!("[pool.python]\nwarm = {warm}\n")
+}
+
+fn box_pool(warm: usize) -> String {
+    format!("[pool.box]\nwarm = {warm}\n")
+}
+
+/// Boxes that wait in a pool under load.
+const WARM: usize = 8;
+/// The default of a pool.
+const WARM_BY_DEFAULT: usize = 2;
+
+/// `print(1)` in Python, one call at a time.
+pub fn python(setup: &Setup) -> Result<Vec<Table>, Failure> {
+    let work = Work::python(PRINT, "1\n", &python_pool(WARM));
+    let table = work.latency(setup, "print(1) in Python over HTTP", true)?;
+    Ok(vec![table.with_goal(TARE, &ratio_column(BWRAP), Bound::AtMost(0.15)).with_quotient(
+        TARE,
+        ["p99 ms", "p50 ms"],
+        Bound::AtMost(3.0),
+    )])
+}
+
+/// The same with numpy.
+pub fn numpy(setup: &Setup) -> Result<Vec<Table>, Failure> {
+    let work = Work::numpy(setup, &python_pool(WARM));
+    let table = work.latency(setup, "import numpy over HTTP", true)?;
+    Ok(vec![table.with_goal(TARE, &ratio_column(BWRAP), Bound::AtMost(0.05))])
+}
+
+/// Runs per second with 8 and 64 clients.
+pub fn rate(setup: &Setup) -> Result<Vec<Table>, Failure> {
+    let work = [
+        ("/bin/true", Work::command(&["/bin/true"], &box_pool(WARM)), 2.0),
+        ("print(1) in Python", Work::python(PRINT, "1\n", &python_pool(WARM)), 4.5),
+        ("import numpy", Work::numpy(setup, &python_pool(WARM)), 20.0),
+    ];
+    let plans = [8, 64].map(|callers| (format!(", {callers} at once"), loaded(setup, callers)));
+    let metrics = [Metric::Rate, Metric::P50, Metric::P99, Metric::Cpu];
+    let mut all = Vec::new();
+    for (title, work, least) in work {
+        let tables = work.measure(setup, title, &plans, &metrics, false)?;
+        let goal = |it: Table| it.with_goal(TARE, &ratio_column(FASTAPI), Bound::AtLeast(least));
+        all.extend(tables.into_iter().map(goal));
+    }
+    Ok(all)
+}
+
+fn loaded(setup: &Setup, callers: usize) -> Plan {
+    Plan {
+        callers,
+        slice: Slice::Time(SLICE),
+        samples: setup.rounds,
+        turns_min: setup.repeats(),
+        warm_up: 1,
+        cpu: true,
+    }
+}
+
+/// Processor time of the whole machine for each call, one call at a time.
+pub fn cpu(setup: &Setup) -> Result<Vec<Table>, Failure> {
+    let work = [
+        ("/bin/true", Work::command(&["/bin/true"], &box_pool(WARM))),
+        ("print(1) in Python", Work::python(PRINT, "1\n", &python_pool(WARM))),
+    ];
+    let plans = [(", processor time of a call".to_owned(), loaded(setup, 1))];
+    let metrics = [Metric::Cpu, Metric::CpuUser, Metric::CpuKernel, Metric::P50];
+    let mut all = Vec::new();
+    for (title, work) in work {
+        all.extend(work.measure(setup, title, &plans, &metrics, true)?);
+    }
+    Ok(all)
+}
+
+/// A hundred calls at the same moment, from a pool of its default size.
+pub fn burst(setup: &Setup) -> Result<Vec<Table>, Failure> {
+    let work = Work::numpy(setup, &python_pool(WARM_BY_DEFAULT));
+    let table = work.burst(setup, "import numpy over HTTP", 100)?;
+    Ok(vec![table.with_goal(TARE, &ratio_column(BWRAP), Bound::AtMost(0.1))])
+}
+
+/// A heap of 64 MiB, of which each call touches 1 MiB.
+pub fn heap(setup: &Setup) -> Result<Vec<Table>, Failure> {
+    let packages = heap_packages(setup.directory())?;
+    let pool = format!("{}preload = ['bench_heap']\n", python_pool(WARM));
+    let work = Work::python(HEAP, HEAP_PRINTED, &pool).with_packages(Some(packages));
+    let title = "64 MiB of heap, 1 MiB touched";
+    let one = work.latency(setup, title, false)?;
+    let many = work.burst(setup, title, 20)?;
+    let memory = memory::measure(setup, title, &work)?;
+    Ok(vec![
+        one.with_goal(TARE, "p50 ms", Bound::AtMost(10.0)),
+        many.with_goal(TARE, "last ms", Bound::AtMost(100.0)),
+        memory,
+    ])
+}
+
+fn heap_packages(directory: &Path) -> Result<PathBuf, Failure> {
+    let packages = directory.join("packages");
+    let python = packages.join("python");
+    let doing = || format!("cannot write {}", python.display());
+    fs::create_dir_all(&python).context(doing)?;
+    fs::write(python.join("bench_heap.py"), HEAP_MODULE).context(doing)?;
+    Ok(packages)
+}
+
+/// The memory of a clone and of its template, with numpy.
+pub fn memory(setup: &Setup) -> Result<Vec<Table>, Failure> {
+    let print = Work::python(PRINT, "1\n", &python_pool(WARM_BY_DEFAULT));
+    let numpy = Work::numpy(setup, &python_pool(WARM_BY_DEFAULT));
+    Ok(vec![
+        memory::measure(setup, "print(1) in Python", &print)?,
+        memory::measure(setup, "import numpy", &numpy)?,
+    ])
+}
+
+/// LibreChat's request, one call at a time.
+pub fn librechat(setup: &Setup) -> Result<Vec<Table>, Failure> {
+    let work = Work {
+        path: "/v1/exec",
+        body: json!({ "lang": "py", "code": PRINT }),
+        ..Work::python(PRINT, "1\n", &python_pool(WARM))
+    };
+    let work = work.with_packages(Some(setup.packages.clone()));
+    let table = work.latency(setup, "LibreChat's /exec of print(1)", false)?;
+    Ok(vec![table.with_goal(TARE, &ratio_column(FASTAPI), Bound::AtMost(0.2))])
+}
