@@ -29,7 +29,6 @@ pub mod sockets;
 pub mod spawn;
 pub mod step;
 pub mod tree;
-pub mod usage;
 pub mod watch;
 
 mod child;
