@@ -249,6 +249,65 @@ fn explain_finds_the_last_box_that_had_a_name() {
     assert_eq!(explained(&tare, "web")["id"], *present);
 }
 
+/// Makes every time of the boot clock in the stored histories later, as in a boot that lasted longer.
+fn move_to_another_boot(tare: &Tare) {
+    fn later(value: &mut Value) {
+        if let Value::Object(fields) = value {
+            for (name, field) in fields {
+                if let (true, Some(ns)) = (name.ends_with("_ns"), field.as_u64()) {
+                    *field = (ns + 1_000_000_000_000_000_000).into();
+                } else if name == "boot_id" {
+                    *field = "another-boot".into();
+                }
+                later(field);
+            }
+        } else if let Value::Array(values) = value {
+            values.iter_mut().for_each(later);
+        }
+    }
+    let path = tare.state_root().join("histories/1");
+    let text = fs::read_to_string(&path).expect("a history is stored");
+    let moved = text.lines().filter(|line| !line.is_empty()).map(|line| {
+        let mut line: Value = serde_json::from_str(line).expect("a line is JSON");
+        later(&mut line);
+        format!("\n{line}")
+    });
+    fs::write(&path, moved.collect::<String>()).expect("the state root is the test's");
+}
+
+#[test]
+fn explain_finds_the_last_box_that_had_a_name_also_after_a_reboot() {
+    let tare = tare!();
+    let run = |code: &str| tare.run(["--name", "job", "--", "sh", "-c", code]);
+    let old = tare.detached(["--name", "web", "--", "sleep", "1000"]);
+    tare.call(["rename", "web", "other"]).ok();
+    tare.call(["rename", "other", "web"]).ok();
+    tare.remove(&old);
+    run("exit 0").ok();
+    move_to_another_boot(&tare);
+    assert_eq!(explained(&tare, "web")["id"], *old);
+    let new = tare.detached(["--name", "web", "--", "sleep", "1000"]);
+    tare.remove(&new);
+    run("exit 3").exited(3);
+    assert_eq!(explained(&tare, "web")["id"], *new);
+    assert_eq!(explained(&tare, "job")["exit_code"], 3);
+    assert_eq!(tare.json(["receipt", "web", "--json"])["id"], *new);
+}
+
+#[test]
+fn a_name_that_is_the_id_of_a_removed_box_does_not_hide_the_box() {
+    let tare = tare!();
+    let removed = tare.idle_box();
+    tare.remove(&removed);
+    let live = tare.detached(["--name", &removed, "--", "sleep", "1000"]);
+    assert_eq!(explained(&tare, &removed)["id"], *removed);
+    assert_eq!(tare.json(["receipt", &removed, "--json"])["id"], *removed);
+    assert_eq!(explained(&tare, &live)["id"], *live);
+    // All other commands need a box that exists.
+    assert_eq!(tare.json(["inspect", &removed])[0]["id"], *live);
+    tare.remove(&live);
+}
+
 #[test]
 fn explain_shows_pause_rename_and_update() {
     let tare = tare!();

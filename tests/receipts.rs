@@ -50,6 +50,20 @@ fn removed(tare: &Tare, args: &[&str]) -> Value {
     receipt.clone()
 }
 
+/// The second line has only what tare saw after it had removed the record.
+#[test]
+fn the_history_of_a_box_with_a_receipt_is_stored_once() {
+    let tare = tare!();
+    let id = tare.idle_box();
+    tare.remove(&id);
+    let stored = fs::read_to_string(tare.state_root().join("histories/1")).unwrap();
+    let lines: Vec<&str> = stored.lines().filter(|line| !line.is_empty()).collect();
+    assert_eq!(lines.len(), 2, "{stored}");
+    assert_eq!(stored.matches("\"intent\"").count(), 1, "{stored}");
+    assert!(lines[1].len() < 600, "{}: {}", lines[1].len(), lines[1]);
+    assert_eq!(tare.json(["receipt", &id, "--json"])["complete"], true);
+}
+
 #[test]
 fn the_receipt_of_a_running_box_names_what_the_host_showed() {
     let tare = tare!();

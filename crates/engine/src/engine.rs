@@ -385,13 +385,14 @@ impl Engine {
     /// Returns the receipt of a removed box among those that a caller can see, while its history is
     /// kept. It is an error if the box still exists.
     pub fn receipt(&self, scope: &Scope, reference: &str) -> Result<Receipt, Error> {
-        match self.find_recorded(scope, reference)? {
+        let sees = |tenant: Option<&Tenant>| scope.sees(tenant);
+        match self.find_present(scope, reference)? {
             Some(id) if !self.cleaned().contains(&id) => {
                 let message = format!("box {id} is not removed, so it has no receipt");
                 Err(Error::conflict(message).with_hint("a receipt is made when the box is removed"))
             }
-            Some(id) => history::receipt(&self.root, id.as_str(), |it| scope.sees(it)),
-            None => history::receipt(&self.root, reference, |it| scope.sees(it)),
+            Some(id) => history::receipt(&self.root, id.as_str(), &sees),
+            None => history::receipt(&self.root, reference, &sees),
         }
     }
 
@@ -484,8 +485,9 @@ impl Engine {
         history::removed_box(&self.root, id)
     }
 
-    /// Explains what happened to the box with this id, this name, or an id that begins like this. A
-    /// present name comes before former ones. If several boxes had the name, the last one counts.
+    /// Explains what happened to the box with this id, this name, or an id that begins like this. An
+    /// id comes before a name, also the id of a removed box. A present name comes before former ones.
+    /// If several boxes had the name, the last one counts.
     pub fn explain(&self, reference: &str) -> Result<Explanation, Error> {
         self.explain_in(&Scope::All, reference)
     }
@@ -493,11 +495,25 @@ impl Engine {
     /// Explains a box among those that a caller can see.
     pub fn explain_in(&self, scope: &Scope, reference: &str) -> Result<Explanation, Error> {
         let sees = |tenant: Option<&Tenant>| scope.sees(tenant);
-        match self.find_recorded(scope, reference)? {
+        match self.find_present(scope, reference)? {
             Some(id) if !self.cleaned().contains(&id) => history::explain_recorded(self.at(&id)),
             Some(id) => history::explain_former(&self.root, id.as_str(), &sees),
             None => history::explain_former(&self.root, reference, &sees),
         }
+    }
+
+    /// Finds the box on record that a reference means, if the reference is not the id of a removed box:
+    /// a name that looks like such an id must not hide the removed box.
+    fn find_present(&self, scope: &Scope, reference: &str) -> Result<Option<BoxId>, Error> {
+        let Some(found) = self.find_recorded(scope, reference)? else {
+            return Ok(None);
+        };
+        let removed = match BoxId::parse(reference).filter(|id| *id != found) {
+            Some(id) => history::removed(&self.root, &id)?,
+            None => None,
+        };
+        let is_hidden = removed.is_some_and(|removed| scope.sees(removed.tenant()));
+        Ok((!is_hidden).then_some(found))
     }
 
     /// Sets how large the histories of removed boxes may become, and whether they contain stderr, for

@@ -67,6 +67,16 @@ pub struct LeftAlone {
     pub what: Vec<String>,
 }
 
+/// What tare saw when it had removed a box. The history has it beside the receipt, which is kept before.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SeenRemoval {
+    /// The last name of the box, by which its history is found.
+    name: Option<String>,
+    complete: bool,
+    /// What was seen gone, by its kind.
+    gone: Vec<(Cow<'static, str>, SeenGone)>,
+}
+
 /// When a holding is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
@@ -170,11 +180,26 @@ impl Receipt {
         }
     }
 
-    /// Completes the receipt when the box is removed.
-    pub fn see_removal(&mut self, at: BoxAt<'_>, record: &Record) {
+    /// Completes the receipt when the box is removed, and returns what it adds.
+    pub fn see_removal(&mut self, at: BoxAt<'_>, record: &Record) -> SeenRemoval {
+        let is_open = |item: &HeldItem| item.gone.is_none() && item.not_observed.is_none();
+        let before: Vec<_> = self.held.iter().map(is_open).collect();
         see_gone(at, record, Stage::Removal, &mut self.held);
-        let is_settled = |item: &HeldItem| item.gone.is_some() || item.not_observed.is_some();
-        self.complete = self.held.iter().all(is_settled);
+        self.complete = !self.held.iter().any(is_open);
+        let new = self.held.iter().zip(before).filter(|(_, was_open)| *was_open);
+        let gone = new.filter_map(|(item, _)| Some((item.kind.clone(), item.gone.clone()?)));
+        SeenRemoval { name: self.name.clone(), complete: self.complete, gone: gone.collect() }
+    }
+
+    /// Adds what was seen when the box was removed.
+    pub fn add(&mut self, seen: SeenRemoval) {
+        self.complete = seen.complete;
+        for (kind, gone) in seen.gone {
+            let item = self.held.iter_mut().find(|item| item.kind == kind);
+            if let Some(item) = item {
+                item.gone = Some(gone);
+            }
+        }
     }
 }
 

@@ -26,7 +26,7 @@ use tare_kernel::process::Process;
 
 use crate::error::{Context, Error, ErrorKind, Hint};
 use crate::history;
-use crate::history::steps::{Now, Removal};
+use crate::history::steps::Removal;
 use crate::holdings::cgroup::{self, CgroupReader};
 use crate::holdings::name::Names;
 use crate::holdings::{Ends, HOLDINGS};
@@ -39,6 +39,7 @@ use crate::record::lines::{
 };
 use crate::record::{self, LockedRecord, Record};
 use crate::spec::BoxId;
+use crate::time::Moment;
 
 /// How long the owner of a box waits for each object before the box counts as stuck.
 pub const OWN_WITHIN: Duration = Duration::from_secs(10);
@@ -274,14 +275,12 @@ fn remove(
 ) -> Result<Option<Receipt>, Error> {
     let receipt = held.map(|held| Receipt::new(at, record, held, order.reason));
     let kept = (receipt.is_some() || order.ended.is_some()).then(|| {
-        let now = Now::read();
         let took_ms = u64::try_from(seen.took.as_millis()).unwrap_or(u64::MAX);
         let removal = Removal {
             why: order.reason,
             pid: std::process::id(),
             emptied_ms: (record.lines.ended.is_none() && order.ended.is_none()).then_some(took_ms),
-            at: now.at,
-            at_ns: now.ns,
+            at: Moment::now(),
         };
         history::keep(at, record, removal, (order.ended, seen.evidence), receipt.as_ref())
     });
@@ -295,9 +294,9 @@ fn remove(
         release_names(at, &names, &record.lines)?;
     }
     Ok(receipt.map(|mut receipt| {
-        receipt.see_removal(at, record);
+        let seen = receipt.see_removal(at, record);
         if let Some(history) = kept {
-            history.store(at.root, Some(&receipt));
+            history.complete(at.root, &receipt, seen);
         }
         receipt
     }))

@@ -47,9 +47,17 @@ impl Moment {
     pub fn now() -> Self {
         Self { at: Timestamp::now(), boot_ns: boot_ns() }
     }
+
+    /// Returns the wall-clock time of a moment of the same boot that is not before this one. Setting
+    /// the clock in between changes nothing.
+    pub fn at_ns(self, boot_ns: u64) -> Timestamp {
+        self.at.after(Duration::from_nanos(boot_ns.saturating_sub(self.boot_ns)))
+    }
 }
 
 impl Timestamp {
+    pub const MAX: Self = Self { since_epoch_ms: SINCE_EPOCH_MS_MAX };
+
     pub fn now() -> Self {
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
         let since_epoch_ms = since_epoch.unwrap_or_default().as_millis();

@@ -24,8 +24,8 @@ Examples:
 /// its processes took to end, and what removed it and why. The times come from the boot clock.
 /// Last come the kernel's numbers by the end, and the last 2 KiB of stderr. tare keeps the last 60
 /// events of the keeper. After the removal, the history stays for the --retention of the box, for a
-/// day if it had no -d. All histories together have a size, and the oldest go first. Of a box without
-/// -d that exited with 0, only its command, its times and its exit code are kept.
+/// day if it had no -d. All histories together have a size; the key with the most loses its oldest. Of a
+/// box without -d that exited with 0, only its command, its times and its exit code are kept.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct ExplainArgs {

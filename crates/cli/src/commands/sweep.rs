@@ -39,7 +39,7 @@ pub struct SweepArgs {
     #[arg(long)]
     json: bool,
 
-    /// First set the size of all histories of removed boxes together; the oldest go first
+    /// First set the size of all histories of removed boxes together; the key with the most loses its oldest
     #[arg(long, value_name = "SIZE", value_parser = history_size, conflicts_with = "dry_run")]
     history_bytes: Option<u64>,
 }

@@ -67,18 +67,13 @@ pub fn start_as(
         record => record?,
     };
     // A removal writes the history before it removes the record. So while this process has the
-    // record, a removed box is in the history.
-    if was_detached(at)? {
+    // record, a removed box is in the history. The id of a box that was never detached was never
+    // returned to a client.
+    if history::was_detached(at.root, at.id)? {
         drop(reserve);
         return Err(create::abandon(at, record, removed(at.id), tend));
     }
     start_recorded(at, (record, reserve), (spec, options, None), tend).map(Some)
-}
-
-/// Returns whether a box with this id was detached and removed. The id of a box that was never
-/// detached was never returned to a client.
-fn was_detached(at: BoxAt<'_>) -> Result<bool, Error> {
-    Ok(history::removed(at.root, at.id)?.is_some_and(|sources| sources.detached))
 }
 
 fn start_recorded(
@@ -87,7 +82,7 @@ fn start_recorded(
     (spec, options, given_up): (&Spec, &DetachOptions, Option<BorrowedFd<'_>>),
     tend: &dyn Fn(),
 ) -> Result<Started, Error> {
-    if let Err(error) = history::reserve(at.root) {
+    if let Err(error) = history::reserve(at.root, &spec.tenant) {
         drop(reserve);
         return Err(create::abandon(at, record, error, tend));
     }

@@ -2,14 +2,17 @@
 //! from the stored histories.
 //!
 //! This folder reads records, journals and stored histories, and writes only the latter. It never
-//! changes a box. `steps` has the diagram, `sentence` the table of sentences, `store` the files.
+//! changes a box. `steps` has the diagram, `sentence` the table of sentences, `store` and `segments` the files.
 
+pub mod segments;
 pub mod sentence;
 pub mod steps;
 pub mod store;
 pub mod text;
 
+use std::io;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::json;
@@ -17,19 +20,20 @@ use tare_control::End;
 
 use crate::error::{Context, Error, ErrorKind, Hint};
 use crate::history::sentence::{Circumstances, Sentence, Subject};
-use crate::history::steps::{History, Now, Removal, Sources};
+use crate::history::steps::{History, Removal, Sources};
 use crate::history::store::{HistorySettings, HistoryStore, Lookup, Wanted};
 use crate::holdings::cgroup;
 use crate::host::layout::{BoxAt, StateRoot};
 use crate::host::state_root;
 use crate::observe::observe;
 use crate::observe::view::{State, no_box};
-use crate::receipt::Receipt;
+use crate::receipt::{Receipt, SeenRemoval};
 use crate::record::Record;
 use crate::record::lines::{EndedLine, Evidence, KeeperLine, Line, Reason};
 use crate::spec::name::with_key;
 use crate::spec::shown::{escaped, quoted};
 use crate::spec::{BoxId, Tenant};
+use crate::time::Moment;
 
 /// How long the history of an attached box is kept.
 const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
@@ -54,7 +58,7 @@ pub struct Explanation {
 
 impl Explanation {
     fn of(state: Option<State>, sources: Sources) -> Self {
-        let history = steps::history(&sources, Now::read());
+        let history = steps::history(&sources, Moment::now());
         let sentence = history.end.map(|end| circumstances(&sources, end).sentence());
         let evidence = sources.evidence().cloned();
         Self { state, sentence, evidence, stderr: sources.stderr, history }
@@ -160,55 +164,79 @@ pub fn shown_stderr(bytes: &[u8]) -> Option<String> {
     (!text.is_empty()).then(|| lines.join("\n"))
 }
 
-/// Explains a box that no present id or name refers to: by the id of a removed box, by a former name
-/// (also as `KEY:NAME`), or by the beginning of a removed box's id. Of several boxes that had the
-/// name, this function explains the one that had it last. `sees` says whose boxes exist for the user.
+/// Explains a box that no present id or name refers to.
 pub fn explain_former(
     root: &StateRoot,
     reference: &str,
     sees: &dyn Fn(Option<&Tenant>) -> bool,
 ) -> Result<Explanation, Error> {
+    match find_former(root, reference, sees, &recorded(root)?)? {
+        Former::Removed(sources) => Ok(Explanation::of(None, *sources)),
+        Former::Recorded(id) => explain_recorded(root.at(&id)),
+        Former::Unknown { expired } => Err(unknown(root, reference, sees, expired)),
+    }
+}
+
+/// The box that a reference meant.
+enum Former {
+    Removed(Box<Sources>),
+    /// It exists, and has another name now.
+    Recorded(BoxId),
+    Unknown {
+        /// A history of it is stored, and its retention has passed.
+        expired: bool,
+    },
+}
+
+/// Finds a removed box by its id, by a name that it had (also as `KEY:NAME`), or by the beginning of
+/// its id. Of several boxes that had the name, this function returns the one that had it last, which
+/// may be one of `recorded`. `sees` says whose boxes exist for the user.
+fn find_former(
+    root: &StateRoot,
+    reference: &str,
+    sees: &dyn Fn(Option<&Tenant>) -> bool,
+    recorded: &[Sources],
+) -> Result<Former, Error> {
     let (tenant, name) = with_key(reference);
     let wanted = [Wanted::Id(reference), Wanted::Name(name)];
     let found = if reference.is_empty() { Vec::new() } else { find(root, &wanted)? };
-    let is_seen = |it: &Sources| sees(it.tenant());
     let had_name_until = |it: &Sources| {
         let is_its = tenant.is_none() || it.tenant() == tenant.as_ref();
         it.had_name_until(name).filter(|_| is_its)
     };
-    let mut known = Vec::new();
+    let mut removed = Vec::new();
     let mut expired = false;
-    for one in found.into_iter().filter(|it| is_seen(it.sources())) {
+    for one in found.into_iter().filter(|it| sees(it.sources().tenant())) {
         let is_its =
             one.sources().id.as_str() == reference || had_name_until(one.sources()).is_some();
         expired |= is_its && matches!(one, Lookup::Expired(_));
-        known.extend(one.kept());
+        removed.extend(one.kept());
     }
-    let mut recorded = recorded(root)?;
-    recorded.retain(is_seen);
-    let holders = known.iter().chain(&recorded).filter(|it| had_name_until(it).is_some());
-    let exact = known.iter().find(|it| it.id.as_str() == reference);
+    let seen = removed.iter().chain(recorded.iter().filter(|it| sees(it.tenant())));
+    let holders = seen.filter(|it| had_name_until(it).is_some());
+    let begins = |it: &&Sources| it.id.as_str().starts_with(reference);
+    let exact = removed.iter().find(|it| it.id.as_str() == reference);
     let exact = exact.or_else(|| holders.max_by_key(|it| had_name_until(it)));
-    let begins = |it: &&Sources| !reference.is_empty() && it.id.as_str().starts_with(reference);
-    let found = match (exact, known.iter().filter(begins).count()) {
+    let found = match (exact, removed.iter().filter(begins).count()) {
         (Some(exact), _) => Some(exact),
-        (None, 0 | 1) => known.iter().find(begins),
+        (None, 0 | 1) => removed.iter().find(begins),
         (None, _) => return Err(ambiguous(reference)),
     };
     let Some(id) = found.map(|sources| sources.id.clone()) else {
-        return Err(unknown(root, reference, expired));
+        return Ok(Former::Unknown { expired });
     };
-    if recorded.iter().any(|it| it.id == id) {
-        return explain_recorded(root.at(&id));
-    }
-    match known.into_iter().find(|it| it.id == id) {
-        Some(sources) => Ok(Explanation::of(None, sources)),
-        None => Err(unknown(root, reference, expired)),
-    }
+    let is_recorded = recorded.iter().any(|it| it.id == id);
+    let removed = removed.into_iter().find(|it| it.id == id && !is_recorded);
+    Ok(removed.map_or(Former::Recorded(id), |sources| Former::Removed(Box::new(sources))))
 }
 
 /// Returns the error for a box without a history, and says what is not kept any more.
-fn unknown(root: &StateRoot, reference: &str, expired: bool) -> Error {
+fn unknown(
+    root: &StateRoot,
+    reference: &str,
+    sees: &dyn Fn(Option<&Tenant>) -> bool,
+    expired: bool,
+) -> Error {
     let error = no_box(reference);
     if expired {
         return error
@@ -216,7 +244,7 @@ fn unknown(root: &StateRoot, reference: &str, expired: bool) -> Error {
             .with_hint(Hint::Retention);
     }
     let path = root.layout.histories();
-    match store(root, &path).dropped_before() {
+    match store(root, &path).dropped_before(sees) {
         Some(at) => error
             .caused_by(format!("histories of boxes removed before {at} are no longer kept"))
             .with_hint(Hint::HistorySize),
@@ -249,6 +277,13 @@ pub fn all_removed(root: &StateRoot) -> Result<Vec<Sources>, Error> {
     Ok(found.into_iter().rev().filter_map(Lookup::kept).collect())
 }
 
+/// Returns whether a box with this id was detached and removed, while its history is kept.
+pub fn was_detached(root: &StateRoot, id: &BoxId) -> Result<bool, Error> {
+    let path = root.layout.histories();
+    let found = store(root, &path).find_detached(id).map_err(|error| cannot_read(&path, error))?;
+    Ok(found.is_some_and(|it| matches!(it, Lookup::Kept(_))))
+}
+
 /// Returns the sources of a removed box that are still kept.
 pub fn removed(root: &StateRoot, id: &BoxId) -> Result<Option<Sources>, Error> {
     let found = find(root, &[Wanted::Id(id.as_str())])?;
@@ -270,65 +305,55 @@ fn recorded(root: &StateRoot) -> Result<Vec<Sources>, Error> {
 
 fn find(root: &StateRoot, wanted: &[Wanted<'_>]) -> Result<Vec<Lookup>, Error> {
     let path = root.layout.histories();
-    store(root, &path).find(wanted).map_err(|error| {
-        let message = format!("cannot read the histories of removed boxes, {}", quoted(&path));
-        Error::failed(message).caused_by(error).with_hint("if it is not tare's, remove it")
-    })
+    store(root, &path).find(wanted).map_err(|error| cannot_read(&path, error))
 }
 
-/// Reserves space for the history of one more box.
-pub fn reserve(root: &StateRoot) -> Result<(), Error> {
+fn cannot_read(path: &Path, error: io::Error) -> Error {
+    let message = format!("cannot read the histories of removed boxes, {}", quoted(path));
+    Error::failed(message).caused_by(error).with_hint("if it is not tare's, remove it")
+}
+
+/// Reserves space for the history of one more box of this tenant.
+pub fn reserve(root: &StateRoot, tenant: &Tenant) -> Result<(), Error> {
     let path = root.layout.histories();
     let boxes = state_root::count(state_root::boxes(root)?.as_fd()).max(1);
-    let reserved = store(root, &path).reserve(boxes);
+    let reserved = store(root, &path).reserve(tenant, boxes);
     reserved.context(|| format!("cannot make room for the history in {}", path.display()))
 }
 
 /// The history of a box that is being removed.
 #[derive(Debug)]
 pub struct Kept {
-    sources: Sources,
+    id: BoxId,
+    tenant: Tenant,
     retention: Duration,
+    /// The history, if it could not be stored: the disk may have been full.
+    unstored: Option<Sources>,
 }
 
 impl Kept {
-    /// Keeps the history with this receipt, in place of what was kept before. A lack of space is no
-    /// reason to keep the box.
-    pub fn store(&self, root: &StateRoot, receipt: Option<&Receipt>) {
+    /// Stores what tare saw gone since, or everything if there was no room before: the removal of the
+    /// record makes some. A lack of space is no reason to keep the box.
+    pub fn complete(self, root: &StateRoot, receipt: &Receipt, seen: SeenRemoval) {
         let path = root.layout.histories();
-        let sources = Sources { receipt: receipt.cloned(), ..self.sources.clone() };
-        store(root, &path).add(sources, self.retention).ok();
+        let sources = match self.unstored {
+            Some(sources) => Sources { receipt: Some(receipt.clone()), ..sources },
+            None => Sources::of_removal(&self.id, seen),
+        };
+        store(root, &path).add(&self.tenant, sources, self.retention).ok();
     }
 }
 
-/// Returns the receipt of a removed box that the caller can see: by its id, by its last name (also as
-/// `KEY:NAME`), or by the beginning of its id. Of several boxes that had the name, the one that was
-/// removed last.
+/// Returns the receipt of a removed box, which [`find_former`] finds.
 pub fn receipt(
     root: &StateRoot,
     reference: &str,
-    sees: impl Fn(Option<&Tenant>) -> bool,
+    sees: &dyn Fn(Option<&Tenant>) -> bool,
 ) -> Result<Receipt, Error> {
-    let (tenant, name) = with_key(reference);
-    let wanted = [Wanted::Id(reference), Wanted::Name(name)];
-    let found = if reference.is_empty() { Vec::new() } else { find(root, &wanted)? };
-    // The newest first.
-    let mut known: Vec<Sources> = found.into_iter().filter_map(Lookup::kept).collect();
-    known.retain(|it| sees(it.tenant()));
-    let had_name = |it: &&Sources| {
-        let is_its = tenant.is_none() || it.tenant() == tenant.as_ref();
-        is_its && it.names().next_back() == Some(name)
+    let Former::Removed(found) = find_former(root, reference, sees, &[])? else {
+        return Err(no_box(reference).with_hint(NO_RECEIPT));
     };
-    let begins = |it: &&Sources| !reference.is_empty() && it.id.as_str().starts_with(reference);
-    let exact = known.iter().find(|it| it.id.as_str() == reference);
-    let found = exact.or_else(|| known.iter().find(had_name));
-    let found = match (found, known.iter().filter(begins).count()) {
-        (Some(found), _) => Some(found),
-        (None, 0 | 1) => known.iter().find(begins),
-        (None, _) => return Err(ambiguous(reference)),
-    };
-    let found = found.ok_or_else(|| no_box(reference).with_hint(NO_RECEIPT))?;
-    found.receipt.clone().ok_or_else(|| {
+    found.receipt.ok_or_else(|| {
         Error::new(ErrorKind::NoSuchBox, format!("box {} has no receipt", found.id))
             .with_hint("a run has one only if it was asked for")
     })
@@ -375,9 +400,12 @@ pub fn keep(
         }
         (_, _) => sources_of(at, record, removal, (ended, evidence)),
     };
-    let kept = Kept { sources, retention: if is_unknown { Duration::ZERO } else { retention } };
-    kept.store(at.root, receipt);
-    kept
+    let retention = if is_unknown { Duration::ZERO } else { retention };
+    let tenant = sources.tenant().cloned().unwrap_or_default();
+    let sources = Sources { receipt: receipt.cloned(), ..sources };
+    let path = at.root.layout.histories();
+    let stored = store(at.root, &path).add(&tenant, sources.clone(), retention);
+    Kept { id: at.id.clone(), tenant, retention, unstored: stored.is_err().then_some(sources) }
 }
 
 fn sources_of(
@@ -402,6 +430,6 @@ fn sources_of(
     sources
 }
 
-fn store<'a>(root: &'a StateRoot, path: &'a std::path::Path) -> HistoryStore<'a> {
+fn store<'a>(root: &'a StateRoot, path: &'a Path) -> HistoryStore<'a> {
     HistoryStore { path, boot_id: &root.host.boot_id }
 }

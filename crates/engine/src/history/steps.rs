@@ -20,7 +20,7 @@ use tare_kernel::clock::boot_ns;
 
 use crate::actor::Actor;
 use crate::history::text;
-use crate::receipt::Receipt;
+use crate::receipt::{Receipt, SeenRemoval};
 use crate::record::Record;
 use crate::record::lines::{
     Act, Created, EndedLine, Evidence, Line, Reason, RequestLine, asked_for,
@@ -28,7 +28,7 @@ use crate::record::lines::{
 use crate::spec::name::RUN_LABEL;
 use crate::spec::shown::escaped;
 use crate::spec::{BoxId, Name, Spec, Tenant};
-use crate::time::Timestamp;
+use crate::time::{Moment, Timestamp};
 
 /// A longer history loses steps in its middle.
 pub const STEPS_MAX: usize = 100;
@@ -68,6 +68,9 @@ pub struct Sources {
     /// What the box held, and when tare saw it gone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub receipt: Option<Receipt>,
+    /// What tare saw gone after it kept the rest, which an earlier line has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seen_removal: Option<SeenRemoval>,
     /// A run that exited with 0. Nothing else is kept of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<RunLine>,
@@ -103,8 +106,8 @@ pub struct Removal {
     pub pid: u32,
     /// How long it took until the box was empty, if the record does not say it.
     pub emptied_ms: Option<u64>,
-    pub at: Timestamp,
-    pub at_ns: u64,
+    #[serde(flatten)]
+    pub at: Moment,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -171,19 +174,6 @@ pub enum StepKind {
     StartFailed,
 }
 
-/// One moment on both clocks.
-#[derive(Debug, Clone, Copy)]
-pub struct Now {
-    pub at: Timestamp,
-    pub ns: u64,
-}
-
-impl Now {
-    pub fn read() -> Self {
-        Self { at: Timestamp::now(), ns: boot_ns() }
-    }
-}
-
 impl Sources {
     pub fn read(id: &BoxId, record: &Record) -> Self {
         let journal = record.journal().unwrap_or_default();
@@ -211,8 +201,14 @@ impl Sources {
             removal: None,
             dropped: 0,
             receipt: None,
+            seen_removal: None,
             run: None,
         }
+    }
+
+    /// Returns what tare saw gone after it kept the history of a box.
+    pub fn of_removal(id: &BoxId, seen: SeenRemoval) -> Self {
+        Self { seen_removal: Some(seen), ..Self::none(id) }
     }
 
     /// Returns the sources of a run that exited with 0.
@@ -254,8 +250,8 @@ impl Sources {
 
     /// Returns when the box was removed; `None` if it was not.
     pub fn removed_at(&self) -> Option<Timestamp> {
-        let of_run = self.run.as_ref().map(RunLine::ended_at);
-        of_run.or(self.removal.map(|removal| removal.at))
+        let of_run = self.run.as_ref().map(|run| run.ended().at);
+        of_run.or(self.removal.map(|removal| removal.at.at))
     }
 
     /// Returns who asked for the act that ended the box in this way.
@@ -277,16 +273,18 @@ impl Sources {
         self.ended_line().map(|line| &line.evidence).or(self.evidence.as_ref())
     }
 
-    /// Returns until when the box had this name, on the boot clock. `None`: it never had the name.
-    pub fn had_name_until(&self, name: &str) -> Option<u64> {
+    /// Returns until when the box had this name. `None`: it never had the name. By the wall clock,
+    /// because the boot clock of another boot says nothing about this one.
+    pub fn had_name_until(&self, name: &str) -> Option<Timestamp> {
         if let Some(run) = &self.run {
-            return run.name.as_ref().filter(|own| own.as_str() == name).map(|_| run.ended_ns);
+            return run.name.as_ref().filter(|own| own.as_str() == name).map(|_| run.ended().at);
         }
-        let mut until = self.removal.map_or(u64::MAX, |removal| removal.at_ns);
+        let created = self.created().map(Created::moment);
+        let mut until = self.removal.map_or(Timestamp::MAX, |removal| removal.at.at);
         for line in self.lines.iter().rev() {
             match line.name() {
                 Some(own) if own.as_str() == name => return Some(until),
-                Some(_) => until = line.at_ns(),
+                Some(_) => until = created.map_or(until, |created| created.at_ns(line.at_ns())),
                 None => {}
             }
         }
@@ -375,7 +373,8 @@ impl Sources {
     fn remover(&self) -> Option<&Actor> {
         let removal = self.removal.filter(|removal| removal.why == Reason::Requested)?;
         let mut requests = self.requests().rev();
-        let is_removal = |it: &&RequestLine| it.act == Act::Remove && it.at_ns <= removal.at_ns;
+        let is_removal =
+            |it: &&RequestLine| it.act == Act::Remove && it.at_ns <= removal.at.boot_ns;
         requests.find(is_removal).map(|request| &request.by)
     }
 
@@ -406,9 +405,12 @@ fn act_of(what: &BoxEvent) -> Option<Act> {
 }
 
 impl RunLine {
-    fn ended_at(&self) -> Timestamp {
-        let after = self.ended_ns.saturating_sub(self.created_ns);
-        self.created_at.after(Duration::from_nanos(after))
+    fn created(&self) -> Moment {
+        Moment { at: self.created_at, boot_ns: self.created_ns }
+    }
+
+    fn ended(&self) -> Moment {
+        Moment { at: self.created().at_ns(self.ended_ns), boot_ns: self.ended_ns }
     }
 }
 
@@ -435,17 +437,15 @@ fn drop_middle<T>(list: &mut Vec<T>) -> u64 {
 }
 
 /// Returns the history that the sources describe, up to `now`.
-pub fn history(sources: &Sources, now: Now) -> History {
-    let of_run = sources.run.as_ref().map(|run| Now { at: run.ended_at(), ns: run.ended_ns });
-    let removal = sources.removal.map(|removal| Now { at: removal.at, ns: removal.at_ns });
-    let removed = of_run.or(removal);
-    let now = removed.unwrap_or(now);
+pub fn history(sources: &Sources, now: Moment) -> History {
+    let of_run = sources.run.as_ref().map(RunLine::ended);
+    let now = of_run.or(sources.removal.map(|removal| removal.at)).unwrap_or(now);
     let mut steps = Steps { beginning: beginning(sources, now), now, list: Vec::new() };
     // First, because it comes before an end of the same time.
     let evidence = sources.evidence();
     if sources.end().is_some_and(|end| end.oom) || evidence.is_some_and(|it| it.pressure().oom) {
         // The kernel counts these kills and does not date them: they were before the end.
-        steps.add(sources.end_ns().unwrap_or(now.ns), StepKind::Oom, text::oom(evidence));
+        steps.add(sources.end_ns().unwrap_or(now.boot_ns), StepKind::Oom, text::oom(evidence));
     }
     if let Some(run) = &sources.run {
         steps.add(run.created_ns, StepKind::Created, text::created(&run.command));
@@ -498,20 +498,19 @@ impl History {
 /// Steps with their times on the boot clock. All times of a record are of one boot. They are shown
 /// in wall-clock time, computed from the creation time, so setting the clock changes nothing.
 struct Steps {
-    beginning: Now,
-    now: Now,
+    beginning: Moment,
+    now: Moment,
     list: Vec<(u64, Step)>,
 }
 
 impl Steps {
     fn add(&mut self, ns: u64, event: StepKind, text: String) -> &mut Step {
-        let mut ns = ns.max(self.beginning.ns);
+        let mut ns = ns.max(self.beginning.boot_ns);
         // In another boot the clock started again.
-        if self.now.ns >= self.beginning.ns {
-            ns = ns.min(self.now.ns);
+        if self.now.boot_ns >= self.beginning.boot_ns {
+            ns = ns.min(self.now.boot_ns);
         }
-        let after = Duration::from_nanos(ns - self.beginning.ns);
-        let at = self.beginning.at.after(after);
+        let at = self.beginning.at_ns(ns);
         self.list.push((ns, step(at, self.beginning.at, event, &text)));
         &mut self.list.last_mut().expect("a step was just added").1
     }
@@ -531,14 +530,13 @@ fn step(at: Timestamp, created_at: Timestamp, event: StepKind, text: &str) -> St
 }
 
 /// When the box was created. If the record does not say it, this is the first time that is known.
-fn beginning(sources: &Sources, now: Now) -> Now {
-    let created = sources.created().map(|it| Now { at: it.created_at, ns: it.created_ns });
-    let of_run = sources.run.as_ref().map(|it| Now { at: it.created_at, ns: it.created_ns });
-    created.or(of_run).unwrap_or_else(|| {
+fn beginning(sources: &Sources, now: Moment) -> Moment {
+    let created = sources.created().map(Created::moment);
+    created.or(sources.run.as_ref().map(RunLine::created)).unwrap_or_else(|| {
         let lines = sources.lines.iter().map(Line::at_ns);
         let ns = lines.chain(sources.events.iter().map(event_ns)).min();
-        let ns = ns.unwrap_or(now.ns).min(now.ns);
-        Now { at: now.at.before(Duration::from_nanos(now.ns - ns)), ns }
+        let boot_ns = ns.unwrap_or(now.boot_ns).min(now.boot_ns);
+        Moment { at: now.at.before(Duration::from_nanos(now.boot_ns - boot_ns)), boot_ns }
     })
 }
 
@@ -625,7 +623,7 @@ fn removal_steps(
     let emptied = removal.emptied_ms.map(|ms| (StepKind::Emptied, text::emptied(ms)));
     let removed = (StepKind::Removed, text::removed(removal.why, removal.pid, by));
     let steps = abandoned.into_iter().chain(emptied).chain([removed]);
-    steps.map(move |(kind, text)| step(removal.at, created_at, kind, &text))
+    steps.map(move |(kind, text)| step(removal.at.at, created_at, kind, &text))
 }
 
 fn event_ns(event: &Event) -> u64 {

@@ -13,8 +13,8 @@ fn at(ms: u64) -> u64 {
     BEGAN_NS + ms * 1_000_000
 }
 
-fn now(ms: u64) -> Now {
-    Now { at: Timestamp::from_ms(1_000_000 + ms), ns: at(ms) }
+fn now(ms: u64) -> Moment {
+    Moment { at: Timestamp::from_ms(1_000_000 + ms), boot_ns: at(ms) }
 }
 
 fn event(number: u32, ms: u64, what: BoxEvent) -> Event {
@@ -79,13 +79,7 @@ fn lines_and_events_are_one_story_in_the_order_of_their_times() {
         event(1, 20, BoxEvent::ExecStarted { process: 1, name: Name::of(b"ls") }),
         event(2, 40, BoxEvent::ExecEnded { process: 1, wait_status: 256, cause: Cause::Exited }),
     ];
-    let removal = Removal {
-        why: Reason::Expired,
-        pid: 8,
-        emptied_ms: None,
-        at: Timestamp::from_ms(1_000_060),
-        at_ns: at(60),
-    };
+    let removal = Removal { why: Reason::Expired, pid: 8, emptied_ms: None, at: now(60) };
     let sources = Sources { removal: Some(removal), ..sources(&lines, None, events) };
     let story = history(&sources, now(10_000));
     let expected = [
@@ -129,10 +123,7 @@ fn the_end_of_a_box_is_dated_by_its_keeper() {
 /// What the record, the keeper and the process that removed the box say, in this order.
 #[test]
 fn the_cause_of_an_end_is_read_from_the_best_source() {
-    let removal = |why| {
-        let now = now(60);
-        Some(Removal { why, pid: 8, emptied_ms: None, at: now.at, at_ns: now.ns })
-    };
+    let removal = |why| Some(Removal { why, pid: 8, emptied_ms: None, at: now(60) });
     let killed = format!(r#"{{"ending":{{"why":"stopped","pid":7,"at_ns":{}}}}}"#, at(50));
     let said = Ended { end: End::killed(Cause::Timeout), at_ms: 5, at_us: at(5) / 1000 };
     for (lines, ended, why, expected) in [

@@ -1,59 +1,59 @@
-//! The stored histories: the sources of removed boxes, as lines of JSON. A box with a receipt has two; the last one counts.
+//! The stored histories: the sources of removed boxes, as lines of JSON.
 //!
 //! ```text
 //! STATE/histories/
 //!   settings    how large all segments together may become, and whether stderr is kept
-//!   7, 8, 9     segments; the one with the largest number is the newest
+//!   7, 8.ci, 9  segments; the one with the largest number is the newest, `ci` is a key
+//!   ids.8       the ids of the detached boxes in the segments with this number
 //! ```
 //!
 //! Many processes append at the same time, and none holds a lock. A line is one write at the end of
-//! the newest segment, which the kernel orders (O_APPEND, write(2)). A full segment is followed by a
-//! new one: one process makes it, the others use it. Then the oldest segments go, until the rest and
-//! a full new one fit the size. So adding a line costs the same however much is kept.
+//! the newest segment of its key, which the kernel orders (O_APPEND, write(2)). A full segment is
+//! followed by a new one: one process makes it, the others use it. Then old segments go, until the
+//! rest and a full new one fit the size. So adding a line costs the same however much is kept.
 //!
 //! A line begins with a newline. If a process is killed while it writes, or the disk is full, the
 //! half line that it leaves hides no other. Readers trust nothing here. They search the bytes of a
-//! segment for the box, and parse only lines that name it.
+//! segment for the box, and parse only lines that name it. A box with a receipt has a second, short
+//! line: what tare saw gone after the first.
 
+use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
 use memchr::{memchr, memmem, memrchr};
-use rustix::fs::{
-    AtFlags, CWD, FallocateFlags, Mode, OFlags, fallocate, mkdirat, renameat, statat, unlinkat,
-};
+use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, fallocate, mkdirat, renameat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use tare_kernel::clock::boot_ns;
 use tare_kernel::fds::{open_directory, open_regular};
 use tare_kernel::replace::Draft;
 use tare_kernel::step::step;
-use tare_kernel::tree;
 
 use crate::error::Error;
+use crate::history::segments::{
+    self, FIRST, NewLine, PRIVATE, SEGMENT_BYTES_READ, SEGMENTS, Segment,
+};
 use crate::history::steps::Sources;
 use crate::spec::quantity::show_bytes;
+use crate::spec::{BoxId, Tenant};
 use crate::time::{Timestamp, from_now};
 
 /// The size of all segments together, if no other was set.
 const BYTES_DEFAULT: u64 = 64 << 20;
 /// A smaller size would not hold the histories of a busy minute.
 const BYTES_MIN: u64 = 1 << 20;
-/// The number of segments that the size is divided into. tare drops whole segments.
-const SEGMENTS: u64 = 16;
+const BYTES_MAX: u64 = SEGMENT_BYTES_READ * SEGMENTS;
 /// The size of one line. Longer sources are shortened, and readers skip longer lines.
 const LINE_BYTES_MAX: usize = 16 << 10;
 /// The size of a line on a full disk, and of the space that is reserved for each box.
 const RESERVED_BYTES: usize = 4 << 10;
 /// The most space that is reserved.
 const RESERVED_BYTES_MAX: u64 = 1 << 20;
-/// How often to look for the newest segment, if other processes remove it meanwhile.
-const ATTEMPTS_MAX: usize = 4;
-const PRIVATE: Mode = Mode::from_raw_mode(0o600);
 
 /// Checks a size for all histories together.
 pub fn history_bytes(bytes: u64) -> Result<u64, Error> {
@@ -124,8 +124,8 @@ pub struct HistoryStore<'a> {
 }
 
 impl HistoryStore<'_> {
-    /// Adds the sources of a removed box, to be kept for this long.
-    pub fn add(&self, sources: Sources, retention: Duration) -> io::Result<()> {
+    /// Adds the sources of a removed box, to be kept for this long. `tenant` owned the box.
+    pub fn add(&self, tenant: &Tenant, sources: Sources, retention: Duration) -> io::Result<()> {
         if retention.is_zero() {
             return Ok(());
         }
@@ -137,23 +137,23 @@ impl HistoryStore<'_> {
         };
         let directory = self.make_directory()?;
         let settings = read_settings(&directory);
-        let bytes = line.bytes(LINE_BYTES_MAX)?;
-        match append(&directory, settings.segment_bytes(), &bytes) {
-            Err(error) if is_full(&error) => {
-                append(&directory, u64::MAX, &line.bytes(RESERVED_BYTES)?)
-            }
+        let mut append = |segment_bytes: u64, most: usize| {
+            let bytes = &*line.bytes(most)?;
+            let detached = line.sources.detached.then_some(&line.sources.id);
+            let line = NewLine { tenant, detached, bytes };
+            segments::append(&directory, segment_bytes, line)
+        };
+        match append(settings.segment_bytes(), LINE_BYTES_MAX) {
+            Err(error) if is_full(&error) => append(u64::MAX, RESERVED_BYTES),
             appended => appended,
         }
     }
 
-    /// Reserves the space for the lines of this many boxes, so that no history is lost if the disk
-    /// is full when the boxes are removed. On a file system that cannot reserve, nothing is reserved.
-    pub fn reserve(&self, boxes: usize) -> io::Result<()> {
-        let segment = self.make_directory().and_then(|directory| {
-            let number = numbers(&directory)?.last().copied().unwrap_or(FIRST);
-            open_segment(&directory, number)
-        });
-        let file = match segment {
+    /// Reserves the space for the lines of this many boxes of a key, so that no history is lost if the
+    /// disk is full when the boxes are removed. On a file system that cannot reserve, nothing is reserved.
+    pub fn reserve(&self, tenant: &Tenant, boxes: usize) -> io::Result<()> {
+        let directory = self.make_directory();
+        let file = match directory.and_then(|it| segments::open_newest(&it, tenant)) {
             // A directory that is not tare's is never written, so it needs no space.
             Err(error) if !is_full(&error) => return Ok(()),
             file => file?,
@@ -165,30 +165,61 @@ impl HistoryStore<'_> {
     /// Returns the histories of boxes, the newest first. Of a box with several lines, the last one
     /// counts.
     pub fn find(&self, wanted: &[Wanted<'_>]) -> io::Result<Vec<Lookup>> {
+        self.find_in(wanted, |_, _| true)
+    }
+
+    /// Returns the history of a detached box. Reads only segments whose index names the box.
+    pub fn find_detached(&self, id: &BoxId) -> io::Result<Option<Lookup>> {
+        let wanted = [Wanted::Id(id.as_str())];
+        let found = self.find_in(&wanted, |directory, it| segments::may_have(directory, it, id))?;
+        Ok(found.into_iter().find(|it| it.sources().detached))
+    }
+
+    fn find_in(
+        &self,
+        wanted: &[Wanted<'_>],
+        is_read: impl Fn(&OwnedFd, &Segment) -> bool,
+    ) -> io::Result<Vec<Lookup>> {
         let patterns: Vec<Vec<u8>> = wanted.iter().map(Wanted::pattern).collect();
         let mut found: Vec<Lookup> = Vec::new();
-        self.each_segment(|segment| {
+        let mut places: HashMap<BoxId, usize> = HashMap::new();
+        self.each_segment(is_read, |segment| {
             let lines = lines_with(segment, &patterns);
             for line in lines.into_iter().rev().filter_map(parse) {
                 let is_kept = self.is_kept(&line);
                 let sources = line.sources;
-                match found.iter_mut().find(|it| it.sources().id == sources.id) {
-                    Some(later) => later.add_end_of(sources),
-                    None if is_kept => found.push(Lookup::Kept(Box::new(sources))),
-                    None => found.push(Lookup::Expired(Box::new(sources))),
+                match places.get(&sources.id) {
+                    Some(place) => found[*place].add_earlier(sources),
+                    None => {
+                        places.insert(sources.id.clone(), found.len());
+                        let of = if is_kept { Lookup::Kept } else { Lookup::Expired };
+                        found.push(of(Box::new(sources)));
+                    }
                 }
             }
         })?;
+        // The first line of such a box was dropped.
+        found.retain(|it| it.sources().seen_removal.is_none());
         Ok(found)
     }
 
-    /// Returns when the oldest box that is still kept was removed, if older ones were dropped.
-    pub fn dropped_before(&self) -> Option<Timestamp> {
+    /// Returns since when all histories are kept of the keys that the user sees, if some were dropped.
+    pub fn dropped_before(&self, sees: &dyn Fn(Option<&Tenant>) -> bool) -> Option<Timestamp> {
         let directory = open_directory(CWD, self.path).ok()?;
-        let oldest = *numbers(&directory).ok()?.first()?;
-        let segment = (oldest > FIRST).then(|| read_segment(&directory, oldest).ok())??;
-        let lines = segment.split(|byte| *byte == b'\n');
-        lines.filter_map(parse).find_map(|line| line.sources.removed_at())
+        let all = segments::list(&directory).ok()?;
+        let mut oldest: Vec<&Segment> = Vec::new();
+        for segment in all.iter().filter(|it| sees(Some(&it.tenant))) {
+            if !oldest.iter().any(|it| it.tenant == segment.tenant) {
+                oldest.push(segment);
+            }
+        }
+        let is_complete = all.last()?.number < FIRST + all.len() as u64;
+        let removed_at = |segment: &&Segment| {
+            let bytes = segments::read(&directory, segment).ok()?;
+            let lines = bytes.split(|byte| *byte == b'\n');
+            lines.filter_map(parse).find_map(|line| line.sources.removed_at())
+        };
+        oldest.iter().filter(|_| !is_complete).filter_map(removed_at).max()
     }
 
     /// Changes settings. The next process that adds a history uses them.
@@ -205,7 +236,7 @@ impl HistoryStore<'_> {
             step("write history settings", || draft.file().write_all(&bytes))?;
             draft.publish()?;
         }
-        drop_oldest(&directory, new.bytes)
+        segments::make_room(&directory, new.bytes, new.segment_bytes())
     }
 
     pub fn settings(&self) -> HistorySettings {
@@ -238,15 +269,22 @@ impl HistoryStore<'_> {
         Ok(directory)
     }
 
-    /// Reads all segments, the newest first.
-    fn each_segment(&self, mut read: impl FnMut(&[u8])) -> io::Result<()> {
+    /// Reads all segments that `is_read` accepts, the newest first.
+    fn each_segment(
+        &self,
+        is_read: impl Fn(&OwnedFd, &Segment) -> bool,
+        mut read: impl FnMut(&[u8]),
+    ) -> io::Result<()> {
         let directory = match step("open histories", || open_directory(CWD, self.path)) {
             Err(Errno::NOENT) => return Ok(()),
             opened => opened?,
         };
-        for number in numbers(&directory)?.into_iter().rev() {
-            match read_segment(&directory, number) {
-                Ok(segment) => read(&segment),
+        for segment in segments::list(&directory)?.into_iter().rev() {
+            if !is_read(&directory, &segment) {
+                continue;
+            }
+            match segments::read(&directory, &segment) {
+                Ok(bytes) => read(&bytes),
                 // Another process has dropped it since.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
@@ -292,100 +330,24 @@ impl Lookup {
         }
     }
 
-    /// Adds what an earlier line of the same box says about its end. Its creator may have written
-    /// that line and been killed before it removed the record.
-    fn add_end_of(&mut self, earlier: Sources) {
+    /// Adds what an earlier line of the same box says. The last line of a box with a receipt has only
+    /// what was seen after the first. The creator of a run may have written how it ended, and been
+    /// killed before it removed the record.
+    fn add_earlier(&mut self, mut earlier: Sources) {
         let (Self::Kept(later) | Self::Expired(later)) = self;
-        later.run = later.run.take().or(earlier.run);
+        match (later.seen_removal.take(), &mut earlier.receipt) {
+            (None, _) => later.run = later.run.take().or(earlier.run),
+            (Some(seen), receipt) => {
+                if let Some(receipt) = receipt {
+                    receipt.add(seen);
+                }
+                **later = earlier;
+            }
+        }
     }
 }
 
-/// The number of the first segment.
-const FIRST: u64 = 1;
 const SETTINGS: &std::ffi::CStr = c"settings";
-/// The largest size, and how much of a segment is read. A segment is larger only if tare did not write
-/// it.
-const BYTES_MAX: u64 = SEGMENT_BYTES_READ * SEGMENTS;
-const SEGMENT_BYTES_READ: u64 = 64 << 20;
-
-/// Returns the numbers of the segments, the oldest first.
-fn numbers(directory: &OwnedFd) -> io::Result<Vec<u64>> {
-    let names = step("list histories", || tree::names(directory.as_fd()))?;
-    let mut numbers: Vec<u64> =
-        names.iter().filter_map(|name| name.to_str().ok()?.parse().ok()).collect();
-    numbers.sort_unstable();
-    Ok(numbers)
-}
-
-/// Appends a line to the newest segment that has room for it.
-fn append(directory: &OwnedFd, segment_bytes: u64, line: &[u8]) -> io::Result<()> {
-    let mut number = numbers(directory)?.last().copied().unwrap_or(FIRST);
-    for _ in 0..ATTEMPTS_MAX {
-        let file = open_segment(directory, number)?;
-        let length = file.metadata()?.len();
-        if length > 0 && length.saturating_add(line.len() as u64) > segment_bytes {
-            number += 1;
-            // Before the new segment has a line, so that no process finds more than the size.
-            drop_oldest(directory, segment_bytes.saturating_mul(SEGMENTS - 1))?;
-            continue;
-        }
-        let written = step("append history", || rustix::io::write(&file, line))?;
-        if written < line.len() {
-            return Err(io::ErrorKind::StorageFull.into());
-        }
-        // Between the two looks, other processes may have filled so many segments that this one was
-        // the oldest and is gone.
-        if file.metadata()?.nlink() > 0 {
-            return Ok(());
-        }
-        number = numbers(directory)?.last().copied().unwrap_or(FIRST);
-    }
-    Err(io::ErrorKind::ResourceBusy.into())
-}
-
-/// Opens a segment, and makes it if it is missing.
-fn open_segment(directory: &OwnedFd, number: u64) -> io::Result<File> {
-    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE;
-    let open = || open_regular(directory.as_fd(), number.to_string(), flags, PRIVATE);
-    Ok(File::from(step("open history segment", open)?))
-}
-
-fn read_segment(directory: &OwnedFd, number: u64) -> io::Result<Vec<u8>> {
-    let open =
-        || open_regular(directory.as_fd(), number.to_string(), OFlags::RDONLY, Mode::empty());
-    let file = File::from(step("open history segment to read", open)?);
-    let length = file.metadata()?.len();
-    let skipped = length.saturating_sub(SEGMENT_BYTES_READ);
-    (&file).seek(SeekFrom::Start(skipped))?;
-    let mut bytes = Vec::with_capacity((length - skipped) as usize);
-    file.take(SEGMENT_BYTES_READ).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
-/// Removes the oldest segments until the rest is not larger than this. The newest one stays.
-fn drop_oldest(directory: &OwnedFd, most: u64) -> io::Result<()> {
-    let mut numbers = numbers(directory)?;
-    let newest = numbers.pop();
-    let size = |number: u64| {
-        let stat = statat(directory, number.to_string(), AtFlags::SYMLINK_NOFOLLOW);
-        stat.map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0))
-    };
-    let mut left = newest.map_or(0, size);
-    // From the newest on: as many as fit.
-    let kept = numbers.iter().rev().take_while(|number| {
-        left = left.saturating_add(size(**number));
-        left <= most
-    });
-    let dropped = numbers.len() - kept.count();
-    for number in &numbers[..dropped] {
-        let remove = || unlinkat(directory, number.to_string(), AtFlags::empty());
-        match step("drop oldest histories", remove) {
-            Ok(()) | Err(Errno::NOENT) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-    }
-    Ok(())
-}
 
 fn read_settings(directory: &OwnedFd) -> HistorySettings {
     let open = || open_regular(directory.as_fd(), SETTINGS, OFlags::RDONLY, Mode::empty());

@@ -7,9 +7,10 @@ use std::path::PathBuf;
 use rustix::fs::FileType;
 
 use super::*;
-use crate::history::steps::{self, History, Now};
+use crate::history::steps::{self, History};
 use crate::record::lines::parse as parse_lines;
-use crate::spec::BoxId;
+use crate::spec::{BoxId, Tenant};
+use crate::time::Moment;
 
 const BOOT: &str = "this-boot";
 const HOUR: Duration = Duration::from_secs(3600);
@@ -66,11 +67,11 @@ fn copy(sources: &Sources) -> Sources {
 }
 
 fn add(path: &Path, sources: &Sources, retention: Duration) {
-    store(path).add(copy(sources), retention).unwrap();
+    store(path).add(&Tenant::default(), copy(sources), retention).unwrap();
 }
 
 fn told(sources: &Sources) -> History {
-    steps::history(sources, Now::read())
+    steps::history(sources, Moment::now())
 }
 
 /// Returns the histories that are kept, the newest first.
@@ -125,7 +126,7 @@ fn a_history_is_found_by_its_id_the_beginning_of_it_and_its_name() {
 fn a_history_is_kept_for_its_retention_also_past_a_boot() {
     let place = Place::new();
     let path = place.histories();
-    store(&path).add(sources("none"), Duration::ZERO).unwrap();
+    store(&path).add(&Tenant::default(), sources("none"), Duration::ZERO).unwrap();
     assert!(!path.exists(), "nothing of it is to be kept");
     add(&path, &sources("short"), Duration::from_nanos(1));
     assert_eq!(read(&path), []);
@@ -143,7 +144,7 @@ fn histories_stay_within_their_size_and_the_oldest_go_first() {
     let place = Place::new();
     let path = place.histories();
     store(&path).set(Some(BYTES_MIN), None).unwrap();
-    assert_eq!(store(&path).dropped_before(), None);
+    assert_eq!(store(&path).dropped_before(&|_| true), None);
     let all: Vec<Sources> = (0..3000).map(|_| sources(&"x".repeat(1000))).collect();
     for (number, one) in all.iter().enumerate() {
         add(&path, one, HOUR);
@@ -155,6 +156,72 @@ fn histories_stay_within_their_size_and_the_oldest_go_first() {
     let newest: Vec<BoxId> = all.iter().map(|it| it.id.clone()).collect();
     assert!(left.len() > 500, "{}", left.len());
     assert_eq!(left, newest[newest.len() - left.len()..]);
+}
+
+fn key(name: &str) -> Tenant {
+    Tenant::parse(name).unwrap()
+}
+
+/// Returns how many of these boxes are still kept.
+fn left(path: &Path, all: &[Sources]) -> usize {
+    let kept: Vec<BoxId> = kept(path).into_iter().map(|it| it.id).collect();
+    all.iter().filter(|it| kept.contains(&it.id)).count()
+}
+
+#[test]
+fn a_key_with_many_histories_pushes_out_none_of_another_key() {
+    let place = Place::new();
+    let path = place.histories();
+    store(&path).set(Some(BYTES_MIN), None).unwrap();
+    let some = || -> Vec<Sources> { (0..100).map(|_| sources(&"x".repeat(1000))).collect() };
+    let (quiet, command_line) = (some(), some());
+    for (one, other) in quiet.iter().zip(&command_line) {
+        store(&path).add(&key("quiet"), copy(one), HOUR).unwrap();
+        add(&path, other, HOUR);
+    }
+    for _ in 0..3000 {
+        store(&path).add(&key("loud"), sources(&"x".repeat(1000)), HOUR).unwrap();
+    }
+    assert!(bytes_of(&path) <= BYTES_MIN, "{}", bytes_of(&path));
+    assert_eq!((left(&path, &quiet), left(&path, &command_line)), (100, 100));
+    assert!(kept(&path).len() > 500, "{}", kept(&path).len());
+    assert_eq!(store(&path).dropped_before(&|it| it == Some(&key("none"))), None);
+    assert!(store(&path).dropped_before(&|_| true).is_none(), "no removal is in these lines");
+}
+
+#[test]
+fn more_keys_than_segments_stay_within_the_size() {
+    let place = Place::new();
+    let path = place.histories();
+    store(&path).set(Some(BYTES_MIN), None).unwrap();
+    for number in 0..2000 {
+        let tenant = key(&format!("key{}", number % 100));
+        store(&path).add(&tenant, sources(&"x".repeat(1000)), HOUR).unwrap();
+        if number % 50 == 0 {
+            assert!(bytes_of(&path) <= BYTES_MIN, "{}", bytes_of(&path));
+        }
+    }
+    assert!(kept(&path).len() >= 30, "{}", kept(&path).len());
+    assert!(fs::read_dir(&path).unwrap().count() < 3 * SEGMENTS as usize);
+}
+
+#[test]
+fn a_detached_box_is_found_by_the_index_and_without_it() {
+    let place = Place::new();
+    let path = place.histories();
+    let detached = || Sources { detached: true, ..sources("detached") };
+    let (one, attached) = (detached(), sources("attached"));
+    for one in [&detached(), &one, &attached] {
+        add(&path, one, HOUR);
+    }
+    let finds = |id: &BoxId| store(&path).find_detached(id).unwrap().is_some();
+    assert!(finds(&one.id) && !finds(&attached.id) && !finds(&BoxId::random()));
+    assert_eq!(fs::read(path.join("ids.1")).unwrap().len(), 2 * one.id.as_str().len());
+    fs::remove_file(path.join("ids.1")).unwrap();
+    assert!(finds(&one.id) && !finds(&attached.id));
+    // A segment without an index gets none.
+    add(&path, &detached(), HOUR);
+    assert!(!path.join("ids.1").exists() && finds(&one.id));
 }
 
 #[test]
@@ -215,6 +282,46 @@ fn a_long_stderr_and_a_long_receipt_do_not_hide_the_history() {
     let read = kept(&path).pop().expect("the history can be read");
     assert!(read.stderr.is_some_and(|stderr| stderr.ends_with("\\u{1b}")));
     assert_eq!(read.receipt.unwrap().left_alone[0].count, Some(32));
+}
+
+#[test]
+fn a_receipt_is_completed_by_a_second_line_that_repeats_nothing() {
+    let place = Place::new();
+    let path = place.histories();
+    let item = |kind: &str, gone: serde_json::Value| {
+        serde_json::json!({ "kind": kind, "count": 1, "bytes": null, "what": [],
+            "gone": gone, "not_observed": null })
+    };
+    let seen =
+        |check: &str| serde_json::json!({ "at": Timestamp::now(), "boot_ns": 1, "check": check });
+    let receipt = serde_json::json!({
+        "version": 1, "id": BoxId::random(), "name": "web", "key": null, "boot_id": BOOT,
+        "created_at": null, "looked": null, "why": "requested", "pid": 1, "complete": false,
+        "held": [item("keeper", seen("pidfd")), item("record", serde_json::Value::Null)],
+        "left_alone": [],
+    });
+    let mut first = sources("removed");
+    first.lines.extend(parse_lines("{\"renamed\":{\"name\":\"web\",\"at_ns\":1}}"));
+    first.receipt = Some(serde_json::from_value(receipt).unwrap());
+    add(&path, &first, HOUR);
+    let gone = serde_json::json!({
+        "name": "web", "complete": true, "gone": [["record", seen("path")]]
+    });
+    let last = Sources::of_removal(&first.id, serde_json::from_value(gone).unwrap());
+    add(&path, &last, HOUR);
+    for wanted in [Wanted::Id(first.id.as_str()), Wanted::Name("web")] {
+        let found = store(&path).find(&[wanted]).unwrap();
+        let [Lookup::Kept(found)] = &found[..] else { panic!("{found:?}") };
+        let receipt = found.receipt.as_ref().unwrap();
+        let checks: Vec<_> =
+            receipt.held.iter().map(|it| &*it.gone.as_ref().unwrap().check).collect();
+        assert!(receipt.complete && checks == ["pidfd", "path"], "{receipt:?}");
+        assert_eq!(told(found).steps, told(&first).steps);
+    }
+    // Its first line was dropped.
+    let other = Sources { id: BoxId::random(), ..copy(&last) };
+    add(&path, &other, HOUR);
+    assert_eq!(kept(&path).len(), 1);
 }
 
 #[test]
@@ -285,19 +392,19 @@ fn foreign_files_in_place_of_histories_are_left_alone() {
     let target = place.0.join("target");
     fs::create_dir(&target).unwrap();
     symlink(&target, &path).unwrap();
-    store(&path).add(sources("one"), HOUR).unwrap_err();
+    store(&path).add(&Tenant::default(), sources("one"), HOUR).unwrap_err();
     store(&path).find(&[Wanted::Id("")]).unwrap_err();
     assert_eq!(fs::read_dir(&target).unwrap().count(), 0);
     fs::remove_file(&path).unwrap();
     fs::write(&path, "precious").unwrap();
-    store(&path).add(sources("one"), HOUR).unwrap_err();
+    store(&path).add(&Tenant::default(), sources("one"), HOUR).unwrap_err();
     store(&path).find(&[Wanted::Id("")]).unwrap_err();
-    store(&path).reserve(1).unwrap();
+    store(&path).reserve(&Tenant::default(), 1).unwrap();
     assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
     rustix::fs::mknodat(CWD, first(&path), FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
-    store(&path).add(sources("one"), HOUR).unwrap_err();
+    store(&path).add(&Tenant::default(), sources("one"), HOUR).unwrap_err();
     store(&path).find(&[Wanted::Id("")]).unwrap_err();
 }
 

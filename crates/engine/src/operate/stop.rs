@@ -201,7 +201,7 @@ pub fn remove(
 pub fn kept_receipt(at: BoxAt<'_>) -> Option<Receipt> {
     let until = Instant::now() + COMPLETED_WITHIN;
     loop {
-        let receipt = history::receipt(at.root, at.id.as_str(), |_| true).ok();
+        let receipt = history::receipt(at.root, at.id.as_str(), &|_| true).ok();
         let is_settled = receipt.as_ref().is_none_or(|receipt| receipt.complete);
         if is_settled || Instant::now() >= until {
             return receipt;

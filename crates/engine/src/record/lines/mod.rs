@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::actor::Actor;
 use crate::spec::{Cpus, DetachOptions, Name, Spec};
-use crate::time::{Timestamp, from_now};
+use crate::time::{Moment, Timestamp, from_now};
 
 pub use end::{EndedLine, EndingLine, Reason, StuckLine};
 pub use evidence::Evidence;
@@ -79,6 +79,13 @@ pub struct Created {
     /// The process that made the box. Records of older versions do not name it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub creator: Option<Actor>,
+}
+
+impl Created {
+    /// The creation on both clocks.
+    pub fn moment(&self) -> Moment {
+        Moment { at: self.created_at, boot_ns: self.created_ns }
+    }
 }
 
 /// The keeper exists: what proves that a process is the keeper, and not another one with its pid.
