@@ -235,7 +235,7 @@ fn with_300_processes_40_runs_of_20_complete_or_are_refused_with_the_reason() {
 
 /// A box of which nothing is used yet counts by what it was promised.
 #[test]
-fn promises_to_boxes_are_metrics_and_a_box_that_cannot_fit_is_refused_at_once() {
+fn promises_to_boxes_are_metrics_and_a_box_or_update_that_cannot_fit_is_refused_at_once() {
     let tare = tare!();
     let text = "[limits]\nmemory_max = '4000t'\n[admission]\npids_share = 0.5\nmemory_share = 1\n";
     let (_directory, config) = configured(text);
@@ -257,6 +257,17 @@ fn promises_to_boxes_are_metrics_and_a_box_that_cannot_fit_is_refused_at_once() 
         let message = refused.json()["error"]["message"].to_string();
         assert!(message.contains("memory_host") && message.contains("promised"), "{message}");
     }
+    // An update changes what the box is promised. One that does not fit changes nothing.
+    let path = format!("/v1/boxes/{made}/update");
+    let update = |limits: Value| server.post(&path, &json!({ "limits": limits }));
+    update(json!({ "pids": 199 })).was(200);
+    assert_eq!([promised("pids_host"), promised("memory_host")], [100, 64 << 20]);
+    let refused = update(json!({ "pids": 299, "memory_bytes": 1_u64 << 50 }));
+    let message = refused.refused(503, "pressure").json()["error"]["message"].to_string();
+    assert!(message.contains("memory_host") && message.contains("promised"), "{message}");
+    assert_eq!([promised("pids_host"), promised("memory_host")], [100, 64 << 20]);
+    update(json!({ "pids": 49, "memory_bytes": 32 << 20 })).was(200);
+    assert_eq!([promised("pids_host"), promised("memory_host")], [25, 32 << 20]);
     server.delete(&format!("/v1/boxes/{made}?force=true")).was(204);
     eventually("nothing is promised", || promised("pids_host") == 0);
     server.stop().ok();

@@ -15,9 +15,10 @@ pub mod share;
 pub mod streams;
 
 use tare_engine::spec::{Spec, Tenant};
-use tare_engine::{Actor, BoxId, Details, Receipt, Scope};
+use tare_engine::{Actor, BoxId, Changes, Details, Receipt, Scope};
 
 use crate::admission::bodies::Bodies;
+use crate::admission::measurement::Measurement;
 use crate::admission::places::Place;
 use crate::admission::pressure::Pressure;
 use crate::admission::promise::Promise;
@@ -155,31 +156,64 @@ pub struct Admitted {
     quota: Option<QuotaHold>,
 }
 
+/// What counts for one box.
+#[derive(Debug, Clone, Copy)]
+pub struct CountedLimits {
+    promise: Promise,
+    /// For the quota of its key.
+    memory_bytes: u64,
+}
+
+/// What counted before an update, and what counts after it.
+#[derive(Debug, Clone, Copy)]
+pub struct LimitChange {
+    pub before: CountedLimits,
+    pub after: CountedLimits,
+}
+
 impl Admitted {
     /// Marks the box as made: from now on, the gauges measure what it uses.
     pub fn box_is_made(&mut self, id: &BoxId) {
         self.place.made(id);
     }
 
-    /// Counts a larger memory limit before a box gets it. Returns how much counted before.
-    pub fn reserve_memory(
+    /// Counts the larger of the old and the new limits, before a box gets the new ones.
+    pub fn reserve(
         &mut self,
         config: &Config,
-        memory_bytes: u64,
-    ) -> Result<Option<u64>, ServiceError> {
-        let Some(quota) = &mut self.quota else {
-            return Ok(None);
+        (pressure, measured): (&Pressure, &Measurement),
+        new: &Changes,
+    ) -> Result<LimitChange, ServiceError> {
+        let need = Need::of_existing(new.pids.unwrap_or(0), new.memory_bytes.unwrap_or(0));
+        let promise = Promise::new(&config.admission, need);
+        let memory_bytes = self.quota.as_ref().map_or(0, QuotaHold::memory_bytes);
+        let before = CountedLimits { promise: self.place.promise(), memory_bytes };
+        let after = CountedLimits {
+            promise: Promise {
+                pids: new.pids.map_or(before.promise.pids, |_| promise.pids),
+                memory_bytes: new
+                    .memory_bytes
+                    .map_or(before.promise.memory_bytes, |_| promise.memory_bytes),
+            },
+            memory_bytes: new.memory_bytes.unwrap_or(memory_bytes),
         };
-        let before = quota.memory_bytes();
-        quota.resize(config, memory_bytes.max(before))?;
-        Ok(Some(before))
+        if let Some(quota) = &mut self.quota {
+            quota.resize(config, memory_bytes.max(after.memory_bytes))?;
+        }
+        let more = before.promise.max(after.promise);
+        if let Err(error) = pressure.promise_more(&self.place, measured, more) {
+            self.count(config, before);
+            return Err(error);
+        }
+        Ok(LimitChange { before, after })
     }
 
-    /// Counts this memory limit, which is at most what is reserved.
-    pub fn set_memory(&mut self, config: &Config, memory_bytes: u64) {
+    /// Counts these limits, which are at most what is reserved.
+    pub fn count(&mut self, config: &Config, limits: CountedLimits) {
+        self.place.reduce(limits.promise);
         if let Some(quota) = &mut self.quota {
             // A smaller amount is never refused.
-            quota.resize(config, memory_bytes).ok();
+            quota.resize(config, limits.memory_bytes).ok();
         }
     }
 

@@ -46,7 +46,7 @@ struct PlacedBox {
 #[derive(Debug)]
 pub struct Place {
     places: Places,
-    number: PlaceNumber,
+    pub number: PlaceNumber,
 }
 
 impl Places {
@@ -96,16 +96,34 @@ impl TakenPlaces {
 
     /// Returns all boxes, with what each uses if that is known.
     pub fn live_boxes(&self, used: &UseOfBoxes) -> Vec<LiveBox> {
-        let live_box = |(number, it): (&PlaceNumber, &PlacedBox)| LiveBox {
-            work: it.work,
-            promise: it.promise,
-            used: used.get(number).copied().unwrap_or_default(),
-        };
-        self.boxes.iter().map(live_box).collect()
+        self.boxes.keys().filter_map(|number| self.live_box(*number, used)).collect()
+    }
+
+    /// Returns the box of a place, with what it uses if that is known.
+    pub fn live_box(&self, number: PlaceNumber, used: &UseOfBoxes) -> Option<LiveBox> {
+        let PlacedBox { work, promise, .. } = *self.boxes.get(&number)?;
+        let used = used.get(&number).copied().unwrap_or_default();
+        Some(LiveBox { work, promise, used })
+    }
+
+    pub fn set_promise(&mut self, number: PlaceNumber, promise: Promise) {
+        if let Some(placed) = self.boxes.get_mut(&number) {
+            placed.promise = promise;
+        }
     }
 }
 
 impl Place {
+    pub fn promise(&self) -> Promise {
+        let placed = self.places.lock().live_box(self.number, &UseOfBoxes::new());
+        placed.map(|it| it.promise).unwrap_or_default()
+    }
+
+    /// Promises the box less.
+    pub fn reduce(&self, promise: Promise) {
+        self.places.lock().set_promise(self.number, promise);
+    }
+
     /// The box is created: from now on, measurements contain its descriptors and what it uses.
     pub fn made(&mut self, id: &BoxId) {
         if let Some(placed) = self.places.lock().boxes.get_mut(&self.number) {

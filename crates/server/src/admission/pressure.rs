@@ -190,15 +190,44 @@ impl Pressure {
         }
         measured.check(taken.in_creation()).map_err(NoRoom::Refused)?;
         let new = LiveBox { work, promise, used: GaugedUse::default() };
+        self.check_promise(taken, measured, &new)
+    }
+
+    fn check_promise(
+        &self,
+        taken: &TakenPlaces,
+        measured: &Measurement,
+        new: &LiveBox,
+    ) -> Result<(), NoRoom> {
         let boxes = taken.live_boxes(&measured.used);
-        let thresholds = config.gauges.thresholds().unwrap_or_default();
-        check_fit(&measured.limits, &thresholds, &boxes, &new).map_err(|why| {
+        let thresholds = self.0.config.get().gauges.thresholds().unwrap_or_default();
+        check_fit(&measured.limits, &thresholds, &boxes, new).map_err(|why| {
             let error = does_not_fit(&why);
             if why.fits_without_runs { NoRoom::UntilRunsEnd(error) } else { NoRoom::Refused(error) }
         })
     }
 
-    async fn fresh(&self) -> Arc<Measurement> {
+    /// Promises an existing box more, if the host has room for that.
+    pub fn promise_more(
+        &self,
+        place: &Place,
+        measured: &Measurement,
+        promise: Promise,
+    ) -> Result<(), ServiceError> {
+        let mut taken = self.0.places.lock();
+        if let Some(live) = taken.live_box(place.number, &measured.used) {
+            self.check_promise(&taken, measured, &live.growth(promise)).map_err(
+                |why| match why {
+                    NoRoom::UntilRunsEnd(error) | NoRoom::Refused(error) => error,
+                },
+            )?;
+        }
+        taken.set_promise(place.number, promise);
+        Ok(())
+    }
+
+    /// Returns a measurement that is younger than [`FRESH_FOR`], if the thread makes one in time.
+    pub async fn fresh(&self) -> Arc<Measurement> {
         let now = Instant::now();
         self.measured_since(now.checked_sub(FRESH_FOR).unwrap_or(now)).await
     }

@@ -27,6 +27,14 @@ impl Promise {
         }
     }
 
+    /// The larger of two promises, for each gauge.
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            pids: self.pids.max(other.pids),
+            memory_bytes: self.memory_bytes.max(other.memory_bytes),
+        }
+    }
+
     fn of_gauge(self, gauge: Gauge) -> u64 {
         amount_for(gauge, self.pids, self.memory_bytes)
     }
@@ -58,6 +66,20 @@ pub struct LiveBox {
 }
 
 impl LiveBox {
+    /// Returns what a new promise adds to the claim of this box, as one more box.
+    pub fn growth(&self, promise: Promise) -> Self {
+        let more = |new: u64, old: u64, used: u64| new.saturating_sub(old.max(used));
+        let growth = Promise {
+            pids: more(promise.pids, self.promise.pids, self.used.pids),
+            memory_bytes: more(
+                promise.memory_bytes,
+                self.promise.memory_bytes,
+                self.used.memory_bytes,
+            ),
+        };
+        Self { work: self.work, promise: growth, used: GaugedUse::default() }
+    }
+
     fn used(&self, gauge: Gauge) -> u64 {
         amount_for(gauge, self.used.pids, self.used.memory_bytes)
     }
@@ -196,6 +218,19 @@ mod tests {
         let lasting = vec![live_box(Work::Box, 25, 0); 11];
         assert_eq!(check(&limit(20), &lasting, &new), Some(false));
         assert_eq!(check(&limit(20), &[], &live_box(Work::Run, 300, 0)), Some(false));
+    }
+
+    /// 300 processes are full at 285.
+    #[test]
+    fn a_larger_promise_counts_only_beyond_what_the_box_has() {
+        let one = live_box(Work::Box, 50, 30);
+        let grown = |pids| one.growth(Promise { pids, memory_bytes: 0 });
+        let boxes = [one, live_box(Work::Box, 200, 0)];
+        assert_eq!(grown(40).promise, Promise::default());
+        assert_eq!(check(&limit(30), &boxes, &grown(84)), None);
+        assert_eq!(check(&limit(30), &boxes, &grown(85)), Some(false));
+        let above = live_box(Work::Box, 50, 70).growth(Promise { pids: 75, memory_bytes: 0 });
+        assert_eq!(above.promise.pids, 5);
     }
 
     #[test]

@@ -13,7 +13,8 @@ use tare_engine::{
 };
 use tokio::time::Instant;
 
-use crate::admission::Caller;
+use crate::admission::{Admitted, Caller, LimitChange};
+use crate::config::Config;
 use crate::error::ServiceError;
 use crate::telemetry::metrics::{BoxMeasured, BoxesMeasured};
 use crate::telemetry::{LogEvent, OfBox};
@@ -145,8 +146,8 @@ impl Service {
         Ok(after)
     }
 
-    /// Gives a box other limits, or another lease. More memory counts against the quota of the key
-    /// that the box belongs to.
+    /// Gives a box other limits, or another lease. Larger limits count against the quota of the key
+    /// that the box belongs to, and against what the host has left for promises.
     pub async fn update(
         &self,
         caller: &Caller,
@@ -154,17 +155,14 @@ impl Service {
         changes: Changes,
     ) -> Result<Status, ServiceError> {
         let (id, config) = (self.find(caller, &reference).await?, self.config());
-        let (wanted, has_lease) = (changes.memory_bytes, changes.lease.is_some());
+        let has_lease = changes.lease.is_some();
         let has_limits = changes != Changes { lease: changes.lease, ..Changes::default() };
-        let counted = wanted.and_then(|bytes| {
-            self.watch.with_guard(&id, |guard| guard.reserve_memory(&config, bytes))
-        });
-        let before = counted.transpose()?.flatten();
+        let reserved = if has_limits { self.reserve(&id, &config, &changes).await? } else { None };
         let update = move |engine: &Engine, id: &BoxId| engine.update(id, &changes);
         let changed = self.change(caller, id.to_string(), update).await;
-        if let (Some(before), Some(wanted)) = (before, wanted) {
-            let bytes = if changed.is_ok() { wanted } else { before };
-            self.watch.with_guard(&id, |guard| guard.set_memory(&config, bytes));
+        if let Some(LimitChange { before, after }) = reserved {
+            let counts = if changed.is_ok() { after } else { before };
+            self.watch.with_guard(&id, |guard| guard.count(&config, counts));
         }
         let (_, after) = changed?;
         if has_lease {
@@ -175,6 +173,19 @@ impl Service {
             self.journal.record(&LogEvent::BoxLimitsChanged(event_of(&after, caller)));
         }
         Ok(after)
+    }
+
+    /// Counts the limits that a box is about to get. `None`: the box does not count.
+    async fn reserve(
+        &self,
+        id: &BoxId,
+        config: &Config,
+        changes: &Changes,
+    ) -> Result<Option<LimitChange>, ServiceError> {
+        let pressure = &self.admission.pressure;
+        let measured = pressure.fresh().await;
+        let reserve = |guard: &mut Admitted| guard.reserve(config, (pressure, &measured), changes);
+        self.watch.with_guard(id, reserve).transpose()
     }
 
     pub async fn rename(
