@@ -12,6 +12,7 @@ use tare_harness::{
 };
 
 use crate::serve::configured;
+use crate::serve::operating::value;
 use crate::serve::quotas::sha256;
 
 const BOXES: &str = "[pool.box]\nwarm = 2\n";
@@ -144,9 +145,10 @@ fn a_box_that_waits_belongs_to_no_key_until_it_is_claimed() {
     let tare = tare!();
     let key = "ci-key";
     let hash = sha256(key);
+    let admin = format!("[[keys]]\nname = 'ops'\nsha256 = '{}'\nadmin = true\n", sha256("ops"));
     let server = Server::start_configured(
         &tare,
-        &format!("{BOXES}[[keys]]\nname = 'ci'\nsha256 = '{hash}'\nboxes = 1\n"),
+        &format!("{BOXES}[[keys]]\nname = 'ci'\nsha256 = '{hash}'\nboxes = 1\n{admin}"),
     );
     let ids = until_waiting(&tare, 2);
     let ask = |method: &str, path: &str, body: &Value| -> Answer {
@@ -164,6 +166,11 @@ fn a_box_that_waits_belongs_to_no_key_until_it_is_claimed() {
             found["key"] == "ci" && found["state"] == "running"
         });
         let id = found["id"].as_str().expect("an id").to_owned();
+        // It is claimed before its command starts. A box that ends in between answers 503.
+        eventually("the server knows that its command runs", || {
+            let text = server.ask("GET", "/metrics", &[("X-API-Key", "ops")], b"").was(200).text();
+            value(&text, "tare_run_phase_seconds_count{phase=\"start\"}") == Some(1.0)
+        });
         assert!(ids.contains(&id), "{id} of {ids:?}");
         assert_eq!((&found["command"][0], &found["pool"]), (&json!("sleep"), &Value::Null));
         ask("POST", "/v1/run", &json!({ "command": ["true"] })).refused(429, "quota_boxes");
