@@ -26,18 +26,28 @@ pub fn write(options: &ManOptions) -> Result<(), Failure> {
     }
     let tare = Workspace::alone()?.target_directory.join("debug/tare");
     fs::create_dir_all(&options.directory).context(|| "cannot make the directory".into())?;
-    let overview = help(&tare, &[])?;
+    let pages = pages(&tare)?;
+    for (name, page) in &pages {
+        put(&options.directory, name, page)?;
+    }
+    println!("{} pages in {}", pages.len(), options.directory.display());
+    Ok(())
+}
+
+/// The name and the text of each page: `tare`, and `tare-COMMAND` for every command.
+fn pages(tare: &Path) -> Result<Vec<(String, String)>, Failure> {
+    let overview = help(tare, &[])?;
     let commands = commands(&overview);
     if commands.is_empty() {
         return Err(Failure::new("tare --help lists no command, so no page was written"));
     }
-    put(&options.directory, "tare", &page("tare", &overview))?;
+    let mut pages = vec![("tare".to_owned(), page("tare", &overview))];
     for command in &commands {
         let name = format!("tare-{command}");
-        put(&options.directory, &name, &page(&name, &help(&tare, &[command])?))?;
+        let page = page(&name, &help(tare, &[command])?);
+        pages.push((name, page));
     }
-    println!("{} pages in {}", commands.len() + 1, options.directory.display());
-    Ok(())
+    Ok(pages)
 }
 
 fn help(tare: &Path, command: &[&str]) -> Result<String, Failure> {
@@ -158,6 +168,48 @@ Examples:
             ".SH EXAMPLES\n.nf\n  tare stop web\n  'quoted'\n.fi\n",
         ] {
             assert!(page.contains(part), "{part}\nis missing in:\n{page}");
+        }
+    }
+
+    /// The binary that was built beside this test.
+    fn built() -> Option<PathBuf> {
+        let test = std::env::current_exe().ok()?;
+        Some(test.parent()?.parent()?.join("tare")).filter(|tare| tare.exists())
+    }
+
+    /// The commands that a shell completes, without other names for them.
+    fn completed(tare: &Path) -> Vec<String> {
+        let script = Command::new(tare).args(["completion", "bash"]).output().expect("it starts");
+        let script = String::from_utf8(script.stdout).expect("text");
+        let lines = script.lines().map(str::trim);
+        let names = lines.filter_map(|line| line.strip_prefix("tare,")?.strip_suffix(')'));
+        let overview = help(tare, &[]).expect("it prints its help");
+        let is_own = |name: &&str| !overview.contains(&format!("[alias: {name}]"));
+        names.filter(is_own).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn every_command_of_the_binary_has_a_page_and_every_option_of_its_help_is_there() {
+        let Some(tare) = built() else {
+            eprintln!("SKIPPED: tare is not built");
+            return;
+        };
+        let pages = pages(&tare).expect("the binary prints its help");
+        let page_of = |name: &str| {
+            let found = pages.iter().find(|(page, _)| page == name);
+            found.map(|(_, text)| text.replace("\\-", "-")).unwrap_or_else(|| panic!("{name}"))
+        };
+        let commands = completed(&tare);
+        assert!(commands.len() > 20, "{commands:?}");
+        for command in &commands {
+            let page = page_of(&format!("tare-{command}"));
+            let help = help(&tare, &[command]).expect("it prints its help");
+            let is_entry = |line: &&str| line.starts_with("  -") || line.starts_with("      --");
+            for entry in help.lines().filter(is_entry).map(str::trim_start) {
+                let tag = entry.split("  ").next().unwrap_or(entry);
+                assert!(page.contains(&format!("\n.B {tag}\n")), "{command}: {tag}\n{page}");
+            }
+            assert!(page_of("tare").contains(&format!("\n.B {command}\n")), "{command}");
         }
     }
 
