@@ -39,7 +39,11 @@ pub const COMMANDS: [(&[&str], &str); 17] = [
     ),
     (&["diff"], "'tare cp BOX:/work - | tar t' lists the files of a box"),
     (&["container", "containers", "pod", "box", "boxes"], "leave it out: 'tare ls' lists boxes"),
-    (&["system", "df"], "'tare stats' shows what boxes use, 'tare doctor' what this host can do"),
+    (
+        &["system", "info", "df"],
+        "'tare doctor' shows what this host can do, 'tare stats' what boxes use; nothing has to be \
+         pruned",
+    ),
     (&["events"], "'tare ls --watch' shows boxes as they change, 'tare explain' the past of one"),
     (&["compose", "stack", "service"], "'tare serve' makes boxes over HTTP; tare has no compose"),
     (&["init", "setup", "install"], "nothing has to be set up; 'tare doctor' checks this host"),

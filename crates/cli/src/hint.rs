@@ -47,8 +47,8 @@ pub fn words(hint: &Hint) -> String {
             "-w takes a directory that exists in the box and that its user may enter"
         }
         Hint::ProgramInBox => {
-            "the box sees the host's /usr, or what --rootfs holds, and what -v gives it; is the \
-             program, or the interpreter it names, there?"
+            "a box has no image: it sees the host's /usr, or what --rootfs holds, and what -v gives \
+             it; is the program, or the interpreter it names, there?"
         }
         Hint::SizeForm => "write a size such as 64k, 512m, 1.5g or 1048576",
         Hint::VariableForm => "write KEY=VALUE; the host's environment is not passed in",

@@ -10,7 +10,7 @@ use clap::Command;
 use crate::foreign_words;
 
 /// Words of other tools, and the command that does the same.
-const COMMAND_WORDS: [(&str, &str); 26] = [
+const COMMAND_WORDS: [(&str, &str); 25] = [
     ("list", "ls"),
     ("create", "run"),
     ("launch", "run"),
@@ -19,7 +19,6 @@ const COMMAND_WORDS: [(&str, &str); 26] = [
     ("copy", "cp"),
     ("log", "logs"),
     ("usage", "stats"),
-    ("info", "inspect"),
     ("show", "inspect"),
     ("status", "inspect"),
     ("history", "explain"),
@@ -40,7 +39,7 @@ const COMMAND_WORDS: [(&str, &str); 26] = [
 ];
 
 /// Options of other tools, and the options that do the same.
-const OPTION_WORDS: [(&str, &str); 14] = [
+const OPTION_WORDS: [(&str, &str); 15] = [
     ("--mem", "--memory"),
     ("--cpu", "--cpus"),
     ("--pids-limit", "--pids"),
@@ -55,6 +54,7 @@ const OPTION_WORDS: [(&str, &str); 14] = [
     ("--background", "--detach"),
     ("--daemon", "--detach"),
     ("--labels", "--label"),
+    ("--timeout", "--time"),
 ];
 
 /// A hint for a command that tare does not have.
@@ -181,7 +181,8 @@ mod tests {
             ("run", "--banana", None),
             ("ls", "--al", Some("--all")),
             ("ls", "--mem", None),
-            ("stop", "--timeout", None),
+            ("stop", "--timeout", Some("--time")),
+            ("stop", "--timeout=5", Some("--time")),
         ] {
             let found = option(tare.find_subcommand(name).unwrap(), word);
             assert_eq!(found, expected.map(did_you_mean), "{name} {word}");
@@ -249,8 +250,10 @@ mod tests {
     #[test]
     fn a_word_that_sounds_harmless_does_not_lead_to_a_command_that_ends_boxes() {
         let tare = tare();
-        for word in ["top", "start", "restart", "commit", "prune", "pull", "rmi", "images", "diff"]
-        {
+        for word in [
+            "top", "start", "restart", "commit", "prune", "pull", "rmi", "images", "diff", "info",
+            "system",
+        ] {
             let hint = command(&tare, word).expect(word);
             for verb in
                 ["tare rm", "tare kill", "tare stop", "tare sweep'", "mean rm", "mean sweep"]
