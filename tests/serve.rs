@@ -4,6 +4,7 @@ mod abuse;
 mod bodies;
 mod boxes;
 mod causes;
+mod clones;
 mod connections;
 mod directories;
 mod doors;

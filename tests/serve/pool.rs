@@ -16,14 +16,14 @@ use crate::serve::operating::value;
 use crate::serve::quotas::sha256;
 
 const BOXES: &str = "[pool.box]\nwarm = 2\n";
-const PYTHON: &str = "[pool.python]\nwarm = 2\n";
+const PYTHON: &str = "[pool.python]\nwarm = 2\nfresh = true\n";
 
-fn parsed(output: &Output) -> Value {
+pub fn parsed(output: &Output) -> Value {
     serde_json::from_str(&output.stdout_text()).expect("it printed JSON")
 }
 
 /// The boxes that wait, by id, with their state as `tare ls -a` shows it.
-fn waiting(tare: &Tare) -> Vec<(String, String)> {
+pub fn waiting(tare: &Tare) -> Vec<(String, String)> {
     let listed = parsed(&tare.call(["ls", "-a", "--json", "--filter", "state=warm"]).ok());
     let listed = listed.as_array().expect("a list").clone();
     let text = |one: &Value, field: &str| one[field].as_str().expect("a text").to_owned();
@@ -294,7 +294,7 @@ fn boxes_that_wait_make_room_for_requests() {
 }
 
 /// Everything about itself that a program can see and that is the same in each box.
-const PROBE: &str = r#"
+pub const PROBE: &str = r#"
 import json, os, resource, sys, threading, traceback
 def status():
     names = ('Uid', 'Gid', 'Groups', 'CapInh', 'CapPrm', 'CapEff', 'CapBnd', 'CapAmb', 'NoNewPrivs',
@@ -370,26 +370,7 @@ fn a_program_ends_the_same_way_in_an_interpreter_that_waited() {
     }
     let tare = tare!();
     let server = Server::start_configured(&tare, PYTHON);
-    for code in [
-        "def f():\n    1 / 0\nf()",
-        "def f(:",
-        "import sys; sys.exit(7)",
-        "import sys; sys.exit('a reason')",
-        "raise SystemExit",
-        "import os; os.kill(os.getpid(), 15)",
-        "import os; os._exit(9)",
-        "try:\n    1 / 0\nexcept Exception as e:\n    raise ValueError('b') from e",
-        "import sys; sys.excepthook = lambda *a: print('hook', a[0].__name__)\n1 / 0",
-        "import atexit; atexit.register(lambda: print('bye'))\nprint('hi')",
-        "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()",
-        "import sys; sys.stdout.write('no newline')",
-        "# -*- coding: latin-1 -*-\nprint(ascii('\u{e9}'))",
-        "class A:\n    def __del__(self): print('deleted')\na = A()",
-        "print(__import__('subprocess').run(['echo', 'x'], capture_output=True).stdout)",
-        "import multiprocessing as m\nif __name__ == '__main__':\n    print(m.get_start_method())",
-        "import pickle, sys\nclass A: pass\nprint(type(pickle.loads(pickle.dumps(A()))).__module__)",
-        "open('main.py').read(); import inspect\ndef f(): return 1\nprint(inspect.getsource(f))",
-    ] {
+    for code in ENDINGS {
         let body = |warm: &str| json!({ "language": "python", "code": code, "warm": warm });
         let cold = server.post("/v1/run", &body("off")).was(200).json();
         let warm = in_waiting(&server, &body("fresh"));
@@ -399,6 +380,28 @@ fn a_program_ends_the_same_way_in_an_interpreter_that_waited() {
     }
     server.stop();
 }
+
+/// Programs that end in different ways.
+pub const ENDINGS: [&str; 18] = [
+    "def f():\n    1 / 0\nf()",
+    "def f(:",
+    "import sys; sys.exit(7)",
+    "import sys; sys.exit('a reason')",
+    "raise SystemExit",
+    "import os; os.kill(os.getpid(), 15)",
+    "import os; os._exit(9)",
+    "try:\n    1 / 0\nexcept Exception as e:\n    raise ValueError('b') from e",
+    "import sys; sys.excepthook = lambda *a: print('hook', a[0].__name__)\n1 / 0",
+    "import atexit; atexit.register(lambda: print('bye'))\nprint('hi')",
+    "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()",
+    "import sys; sys.stdout.write('no newline')",
+    "# -*- coding: latin-1 -*-\nprint(ascii('\u{e9}'))",
+    "class A:\n    def __del__(self): print('deleted')\na = A()",
+    "print(__import__('subprocess').run(['echo', 'x'], capture_output=True).stdout)",
+    "import multiprocessing as m\nif __name__ == '__main__':\n    print(m.get_start_method())",
+    "import pickle, sys\nclass A: pass\nprint(type(pickle.loads(pickle.dumps(A()))).__module__)",
+    "open('main.py').read(); import inspect\ndef f(): return 1\nprint(inspect.getsource(f))",
+];
 
 #[test]
 fn a_program_sees_and_does_the_same_in_a_node_that_waited() {

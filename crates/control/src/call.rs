@@ -132,6 +132,8 @@ pub enum Program {
     Write(Vec<u8>),
     /// Tare's own: removes the file or directory at this path.
     Remove(Vec<u8>),
+    /// The clone that was made with the keeper. It is confined now, and was not started before.
+    Clone,
 }
 
 /// `execve` takes 2 MiB of strings and pointers to them (a quarter of the 8 MiB stack limit). More

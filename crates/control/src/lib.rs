@@ -32,6 +32,6 @@ pub use frame::{
 
 pub use plan::{
     BpfInstruction, CREATOR_FD, Capabilities, DetachedPlan, FIRST_ROLE_FD, Filesystem, HostEntry,
-    HostFile, Identity, KEEPER_NAME, LandlockPlan, Plan, Profile, Resource, ResourceLimit, Role,
-    RootPlan, ScratchPlan, TerminalPlan, TreeSource, VolumePlan,
+    HostFile, Identity, KEEPER_NAME, LandlockPlan, Plan, ProcPlan, Profile, Resource,
+    ResourceLimit, Role, RootPlan, ScratchPlan, TerminalPlan, TreeSource, VolumePlan,
 };

@@ -31,6 +31,9 @@ pub enum Role {
     Log(u8),
     /// A detached mount, for [`TreeSource::Inherited`].
     Tree(u16),
+    /// The socket to the clone of a template that was made with the keeper: the other process of the
+    /// box.
+    Clone,
 }
 
 /// The name under which the binary is a keeper.
@@ -165,10 +168,21 @@ pub enum ScratchPlan {
     Kept(TreeSource),
 }
 
+/// What `/proc` of a box shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ProcPlan {
+    /// Nothing of the host.
+    Masked,
+    /// What any user of the host may read. The kernel lets a user mount a `/proc` only where a whole
+    /// one can be seen, and a template makes boxes.
+    Whole,
+}
+
 /// The mounts of an isolated box.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Filesystem {
     pub root: RootPlan,
+    pub proc: ProcPlan,
     pub scratch: ScratchPlan,
     pub files: Vec<HostFile>,
     pub volumes: Vec<VolumePlan>,

@@ -14,7 +14,7 @@ use crate::audit::{self, Audit, RemovedSince};
 use crate::care::sweep::{self, Swept};
 use crate::care::tend;
 use crate::create::detach::Started;
-use crate::create::{self, Prepared, detach};
+use crate::create::{self, Mode, NewBox, Prepared, detach};
 use crate::error::{Context, Error};
 use crate::gauge::{GaugeSettings, Gauges};
 use crate::history::{self, Explanation, RemovedBox};
@@ -176,7 +176,31 @@ impl Engine {
 
     /// Makes a box that waits in a pool of a server, and ends with the thread that calls this.
     pub fn warm(&self, spec: &Spec, stdin: Stdin, pool: &str) -> Result<Prepared, Error> {
-        create::warm::make(&self.root, (spec, stdin), pool, &|| self.tend_once())
+        self.wait_in_pool(spec, Mode::Attached(stdin), pool)
+    }
+
+    /// Makes the box of a template, which waits in a pool. An interpreter that runs in it can make
+    /// boxes with copies of itself. This needs root and cgroup v2.
+    pub fn template(&self, spec: &Spec, pool: &str) -> Result<Prepared, Error> {
+        if !self.root.host.is_privileged() {
+            return Err(Error::failed("only root can have a template"));
+        }
+        self.wait_in_pool(spec, Mode::Template, pool)
+    }
+
+    /// Has a template make a box that waits in a pool. `template` is the socket from which the
+    /// interpreter of the template reads orders: its standard input.
+    pub fn clone_of(
+        &self,
+        template: BorrowedFd<'_>,
+        spec: &Spec,
+        pool: &str,
+    ) -> Result<Prepared, Error> {
+        self.wait_in_pool(spec, Mode::Clone(template), pool)
+    }
+
+    fn wait_in_pool(&self, spec: &Spec, mode: Mode<'_>, pool: &str) -> Result<Prepared, Error> {
+        create::warm::make(&self.root, NewBox { spec, mode }, pool, &|| self.tend_once())
     }
 
     /// Makes a detached box, and returns when its command runs.
@@ -222,6 +246,11 @@ impl Engine {
         stdin: Stdin,
     ) -> Result<Session, Error> {
         exec::exec_in(owner, spec, stdin)
+    }
+
+    /// Starts the clone that a template has put into a box of a pool, as another process.
+    pub fn exec_clone(&self, owner: &Session, stdin: Stdin) -> Result<Session, Error> {
+        exec::exec_clone(owner, stdin)
     }
 
     pub fn attach(&self, id: &BoxId) -> Result<Attachment, Error> {

@@ -28,9 +28,10 @@ use std::process::ExitCode;
 use cgroup::Freezer;
 use inherited::InheritedFds;
 use journal::Journal;
-use make::{Failing, Failure};
+use make::{Companion, Failing, Failure};
 use output::Output;
 use process::ExecContext;
+use process::clone::WaitingClone;
 use rustix::io::Errno;
 use serve::Supervisor;
 use serve::connections::Connections;
@@ -96,7 +97,10 @@ impl MadeBox {
         let freezer = cgroup.as_ref().map(|cgroup| Freezer::open(cgroup.as_fd())).transpose();
         let freezer = freezer.failing(SetupStep::ReadPlan, "cgroup.freeze")?;
         let tasks = fds.take(Role::WorkloadTasks);
-        make::make_box(&plan, &mut fds)?;
+        let clone = fds.take(Role::Clone);
+        let companion = if clone.is_some() { Companion::Clone } else { Companion::None };
+        let rules = make::make_box(&plan, &mut fds, companion)?;
+        let clone = clone.map(|socket| WaitingClone::new(socket, rules));
         let mut required = |role| {
             fds.take(role).ok_or_else(|| Failure::of(SetupStep::ReadPlan, "role", Errno::BADF))
         };
@@ -117,7 +121,7 @@ impl MadeBox {
             listener: required(Role::Listener)?,
             uid_lock: required(Role::UidLock)?,
             has_scratch: plan.filesystem.is_some(),
-            context: ExecContext { profile: plan.profile, cgroup, tasks, output },
+            context: ExecContext { profile: plan.profile, cgroup, tasks, output, clone },
             journal,
             child_signal,
             freezer,

@@ -38,6 +38,7 @@ impl Namespaces {
     pub const PID: Self = Self(libc::CLONE_NEWPID as u64);
     pub const IPC: Self = Self(libc::CLONE_NEWIPC as u64);
     pub const UTS: Self = Self(libc::CLONE_NEWUTS as u64);
+    pub const NETWORK: Self = Self(libc::CLONE_NEWNET as u64);
 
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
@@ -45,6 +46,11 @@ impl Namespaces {
 
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
+    }
+
+    /// As flags of `clone3(2)`.
+    pub const fn flags(self) -> u64 {
+        self.0
     }
 }
 
@@ -100,6 +106,11 @@ impl<T> SharedChild<T> {
                 Err(error)
             }
         }
+    }
+
+    /// A process that another one has made. It uses no memory of this process.
+    pub(crate) fn adopted(process: Process) -> Self {
+        Self { process, memory: None }
     }
 
     /// What the child was started with; `None` after [`Self::has_executed`].

@@ -8,8 +8,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::fs::{CWD, Gid, Mode, OFlags, Uid, fchown, fstat, openat};
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
 use rustix::path::Arg;
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -17,7 +17,7 @@ use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 
 use crate::files::Kind;
 use crate::raw;
-use crate::step::step;
+use crate::step::{once, step};
 
 /// Opens a directory to list it or to lock it. A symlink in the last component is an error.
 pub fn open_directory(at: impl AsFd, path: impl Arg) -> rustix::io::Result<OwnedFd> {
@@ -69,6 +69,12 @@ pub fn pipe_of(owner: Option<(Uid, Gid)>) -> rustix::io::Result<(OwnedFd, OwnedF
         step("give pipe to its user", || fchown(&read, Some(uid), Some(gid)))?;
     }
     Ok((read, write))
+}
+
+/// Makes two connected sockets that keep the borders of messages.
+pub fn message_pair() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC;
+    step("make socket pair", || socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None))
 }
 
 /// Takes over a descriptor that this process was started with. Call it once for each number.
@@ -159,20 +165,34 @@ const TEXT_BYTES_MAX: usize = 1 << 20;
 /// How many descriptors one message carries: the standard streams of a command.
 pub const PASSED_MAX: usize = 3;
 
-/// Sends bytes together with at most [`PASSED_MAX`] descriptors.
+/// How many descriptors a template gets with one message: those of a keeper, and some more.
+const SENT_MAX: usize = 64;
+
+/// Sends bytes together with at most [`SENT_MAX`] descriptors.
 pub fn send_with(
     socket: BorrowedFd<'_>,
     bytes: &[u8],
     fds: &[BorrowedFd<'_>],
 ) -> io::Result<usize> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PASSED_MAX))];
+    step("send message", || send(socket, bytes, fds))
+}
+
+/// As [`send_with`], for an order that must not be carried out twice.
+pub fn send_order(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<usize> {
+    once("send order", || send(socket, bytes, fds))
+}
+
+fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SENT_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    let bytes = [IoSlice::new(bytes)];
-    let send = || sendmsg(socket, &bytes, &mut control, SendFlags::NOSIGNAL);
-    Ok(step("send message", send)?)
+    Ok(sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?)
 }
 
 /// What one read of a stream socket returned.

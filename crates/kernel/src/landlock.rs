@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// Access rights of `landlock.h`. tare restricts neither reading nor executing.
 pub mod access {
@@ -95,11 +95,19 @@ pub struct Ruleset {
     handled: u64,
 }
 
+/// Whether a domain also keeps signals and connections to abstract sockets in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    Domain,
+    /// No: the namespaces of the box do that, and its processes are in more than one domain.
+    Open,
+}
+
 impl Ruleset {
-    pub fn new(abi: u32) -> io::Result<Self> {
+    pub fn new(abi: u32, scope: Scope) -> io::Result<Self> {
         let handled = access::handled(abi);
-        let attr =
-            RulesetAttr { handled_access_fs: handled, handled_access_net: 0, scoped: SCOPES };
+        let scoped = if scope == Scope::Domain { SCOPES } else { 0 };
+        let attr = RulesetAttr { handled_access_fs: handled, handled_access_net: 0, scoped };
         // Older kernels reject a structure that is longer than theirs.
         let size: usize = match abi {
             0..=3 => 8,
@@ -140,11 +148,18 @@ impl Ruleset {
     }
 
     /// Applies the rules to this thread and its descendants from now on.
-    pub fn restrict_self(self) -> io::Result<()> {
+    pub fn restrict_self(&self) -> io::Result<()> {
         // SAFETY: landlock_restrict_self takes two numbers and reads no memory.
         let result =
             unsafe { libc::syscall(libc::SYS_landlock_restrict_self, self.fd.as_raw_fd(), 0u32) };
         check(result)
+    }
+}
+
+impl AsFd for Ruleset {
+    /// Another process can restrict itself with this descriptor.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }
 

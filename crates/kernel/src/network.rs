@@ -83,6 +83,15 @@ impl NamespaceBuilder {
     }
 }
 
+/// Brings up the loopback interface of the network namespace that this process is in, and applies
+/// [`SETTINGS`] below `settings`, the `/proc/sys` of the box.
+pub fn set_up_own(settings: BorrowedFd<'_>) -> io::Result<()> {
+    let socket = socket(AddressFamily::INET, SocketType::DGRAM, None)?;
+    step("bring up lo", || bring_loopback_up(&socket))?;
+    apply_settings(settings);
+    Ok(())
+}
+
 /// Moves the builder off the processor that its parent is on, and then lets it run on any.
 /// A new process is queued behind its parent and would wait there until its parent sleeps
 /// for the first time, beside an idle processor: the kernel balances only processes that

@@ -107,6 +107,11 @@ pub struct WaitingChild {
 }
 
 impl WaitingChild {
+    /// A process that another one has made for us. It reads its go from the other end of `go`.
+    pub fn adopted(process: Process, go: OwnedFd) -> Self {
+        Self { go, child: Child::adopted(process) }
+    }
+
     pub fn process(&self) -> &Process {
         &self.child.process
     }

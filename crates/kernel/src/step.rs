@@ -49,7 +49,7 @@ pub fn once<T, E: From<Errno>>(
 
 /// The environment of a keeper: empty, except for its faults in a build with faults.
 #[inline(always)]
-pub(crate) fn handed_down() -> Vec<CString> {
+pub fn handed_down() -> Vec<CString> {
     #[cfg(feature = "faults")]
     {
         faults::handed_down()

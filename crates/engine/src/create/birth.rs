@@ -13,6 +13,7 @@ use tare_control::{Channel, KEEPER_NAME};
 use tare_kernel::fds::open_path;
 use tare_kernel::idmap::{Extent, SetGroups, write_maps};
 use tare_kernel::mount::{self, Attributes, NOSUID_NODEV, Reach};
+use tare_kernel::process::Process;
 use tare_kernel::spawn::{Child, Namespaces, Privilege, SpawnOrder, WaitingChild, spawn};
 use tare_kernel::step::step;
 
@@ -40,6 +41,17 @@ pub struct BirthOrder<'a> {
     pub map: IdMap,
     /// The box, whose id is the last of the keeper's arguments.
     pub of: TaggedId<'a>,
+}
+
+impl<'a> BirthOrder<'a> {
+    /// Returns its descriptors, in the order of their numbers. `link` is its end of its socket.
+    pub fn descriptors(&self, link: BorrowedFd<'a>) -> Vec<BorrowedFd<'a>> {
+        let mut descriptors = Vec::with_capacity(16);
+        descriptors.extend(self.stdio);
+        descriptors.push(link);
+        descriptors.extend(self.endowment.fds());
+        descriptors
+    }
 }
 
 /// A keeper that waits for its go, with our end of its socket.
@@ -91,10 +103,7 @@ pub fn spawn_keeper(host: &Host, order: &BirthOrder<'_>) -> Result<WaitingKeeper
     let program = program(host)
         .context(|| "cannot open the keeper's program".into())
         .map_err(|error| explained(error, FailedStep::Keeper))?;
-    let mut descriptors = Vec::with_capacity(16);
-    descriptors.extend(order.stdio);
-    descriptors.push(theirs.as_fd());
-    descriptors.extend(order.endowment.fds());
+    let descriptors = order.descriptors(theirs.as_fd());
     let arguments = arguments(order.of);
     let arguments: Vec<&CStr> = arguments.iter().map(CString::as_c_str).collect();
     let tasks: Vec<BorrowedFd<'_>> = order.tasks.iter().map(AsFd::as_fd).collect();
@@ -115,7 +124,7 @@ pub fn spawn_keeper(host: &Host, order: &BirthOrder<'_>) -> Result<WaitingKeeper
     let child = spawn(spawned)
         .context(|| "cannot start the box's keeper in new namespaces".into())
         .map_err(|error| explained(error, FailedStep::Keeper))?;
-    match write_id_maps(host, order.map, &child) {
+    match write_id_maps(host, order.map, child.process()) {
         Ok(()) => Ok(WaitingKeeper { child, link: Channel::new(ours.into()) }),
         Err(error) => {
             let error = Error::failed("cannot map the box's user ids").caused_by(error);
@@ -128,7 +137,7 @@ pub fn spawn_keeper(host: &Host, order: &BirthOrder<'_>) -> Result<WaitingKeeper
 /// Opens the keeper's program: this binary. A box could reach it only through `/proc/1/exe`, which is
 /// closed to it, because PID 1 has another user, is not dumpable and is invisible. With the right to
 /// make mounts, the program is also on a read-only mount of its own.
-fn program(host: &Host) -> io::Result<OwnedFd> {
+pub fn program(host: &Host) -> io::Result<OwnedFd> {
     let opened = step("open the keeper's program", || open_path(CWD, c"/proc/self/exe"))?;
     if !host.is_privileged() {
         return Ok(opened);
@@ -141,23 +150,23 @@ fn program(host: &Host) -> io::Result<OwnedFd> {
 
 /// Returns the keeper's arguments. They contain the tag of the state root and the id of the box, by
 /// which tare finds keepers without a record.
-fn arguments(of: TaggedId<'_>) -> [CString; 3] {
+pub fn arguments(of: TaggedId<'_>) -> [CString; 3] {
     let of = [of.tag.as_str(), of.id.as_str()];
     let [tag, id] = of.map(|word| CString::new(word).expect("neither has a NUL"));
     [CString::from(KEEPER_NAME), tag, id]
 }
 
-fn write_id_maps(host: &Host, map: IdMap, child: &WaitingChild) -> io::Result<()> {
+pub fn write_id_maps(host: &Host, map: IdMap, child: &Process) -> io::Result<()> {
     let one = |inside: u32, outside: u32| Extent { inside, outside, count: 1 };
     match map {
         IdMap::Host => Ok(()),
         IdMap::Range { first } => {
             let range = Extent { inside: 0, outside: first, count: uids::COUNT };
-            write_maps(child.process(), range, range, SetGroups::Allowed)
+            write_maps(child, range, range, SetGroups::Allowed)
         }
         IdMap::Single { uid, gid } => {
             let (uids, gids) = (one(uid, host.uid), one(gid, host.gid));
-            write_maps(child.process(), uids, gids, SetGroups::Denied)
+            write_maps(child, uids, gids, SetGroups::Denied)
         }
     }
 }

@@ -12,6 +12,7 @@
 //! This folder ends only boxes that it could not make.
 
 pub mod birth;
+pub mod clone;
 pub mod detach;
 pub mod endow;
 pub mod host_view;
@@ -22,18 +23,20 @@ pub mod warm;
 
 use std::cell::RefCell;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use tare_control::{CALL_BYTES_MAX, Channel, Exec, Go, PLAN_BYTES_MAX, Request, Role, encode};
 use tare_kernel::cgroup::Cgroup;
 use tare_kernel::clock::boot_ns;
+use tare_kernel::fds::message_pair;
 use tare_kernel::process::Process;
 use tare_kernel::spawn::{Child, Namespaces};
 
 use crate::care::parents::{Forget, forget_parents};
 use crate::care::tend;
 use crate::create::birth::{BirthOrder, CreateFailed, IdMap};
+use crate::create::clone::FromTemplate;
 use crate::create::endow::Endowment;
 use crate::create::plan::{TreeSources, Trees};
 use crate::create::trees::Mapping;
@@ -66,12 +69,16 @@ pub struct NewBox<'a> {
 pub enum Mode<'a> {
     Attached(Stdin),
     Detached(&'a DetachOptions),
+    /// Attached, without a user namespace: an interpreter that makes boxes runs in it.
+    Template,
+    /// Attached, made by the template with this socket.
+    Clone(BorrowedFd<'a>),
 }
 
 impl<'a> Mode<'a> {
     fn options(&self) -> Option<&'a DetachOptions> {
         match self {
-            Self::Attached(_) => None,
+            Self::Attached(_) | Self::Template | Self::Clone(_) => None,
             Self::Detached(options) => Some(options),
         }
     }
@@ -202,6 +209,8 @@ struct Acquired {
     stdio: Stdio,
     listener: OwnedFd,
     files: Option<DetachedFiles>,
+    /// The socket between the keeper and the clone in its box: the keeper's end first.
+    clone: Option<(OwnedFd, OwnedFd)>,
 }
 
 fn acquire(at: BoxAt<'_>, record: &LockedRecord, new: NewBox<'_>) -> Result<Acquired, Error> {
@@ -215,7 +224,7 @@ fn acquire(at: BoxAt<'_>, record: &LockedRecord, new: NewBox<'_>) -> Result<Acqu
         name::acquire(layout, &spec.tenant, wanted, at.id).map_err(in_state_root)?;
     }
     let range = uids::acquire(layout).map_err(in_state_root)?;
-    let map = id_map(spec, host, range.first);
+    let map = id_map(new, host, range.first);
     let workload = workload_cgroup(mode);
     let is_new = parents::list(at.root, &cgroup::parents_of(at, record)).map_err(in_state_root)?;
     if is_new {
@@ -236,6 +245,12 @@ fn acquire(at: BoxAt<'_>, record: &LockedRecord, new: NewBox<'_>) -> Result<Acqu
             .context(|| format!("cannot make a socket for box {}", at.id))
             .map_err(in_state_root)?,
         files: detached_files(mode, record)?,
+        clone: match mode {
+            Mode::Clone(_) => {
+                Some(message_pair().context(|| "cannot make a socket for a clone".into())?)
+            }
+            Mode::Attached(_) | Mode::Detached(_) | Mode::Template => None,
+        },
     })
 }
 
@@ -256,6 +271,9 @@ impl Acquired {
             endowment.give(Role::Log(0), files.log[0].as_fd());
             endowment.give(Role::Log(1), files.log[1].as_fd());
         }
+        if let Some((keepers, _)) = &self.clone {
+            endowment.give(Role::Clone, keepers.as_fd());
+        }
         let sources = self.trees.give_to(&mut endowment);
         (endowment, sources)
     }
@@ -272,7 +290,7 @@ fn start_keeper(
     let host = &at.root.host;
     let (endowment, sources) = acquired.endowment();
     let order = BirthOrder {
-        namespaces: namespaces(new.spec, acquired.map),
+        namespaces: namespaces(new, acquired.map),
         cgroup: acquired.cgroups.unified.as_ref().map(AsFd::as_fd),
         tasks: &acquired.cgroups.join,
         stdio: acquired.stdio.theirs(),
@@ -281,9 +299,17 @@ fn start_keeper(
         map: acquired.map,
         of: at.tagged_id(),
     };
-    let keeper = birth::spawn_keeper(host, &order)?;
+    let keeper = match (new.mode, &acquired.clone) {
+        (Mode::Clone(template), Some((_, clone))) => {
+            clone::keeper(host, &order, FromTemplate { template, clone: clone.as_fd() })
+        }
+        _ => birth::spawn_keeper(host, &order),
+    }?;
     let (child, link) = (keeper.child.go(), keeper.link);
-    let plan = plan::plan(new, at.id, host, &acquired.cgroups, sources, endowment.roles());
+    let mut plan = plan::plan(new, at.id, host, &acquired.cgroups, sources, endowment.roles());
+    if let Mode::Template = new.mode {
+        plan::for_template(&mut plan, acquired.range.first);
+    }
     acquired.cgroups.join.clear();
     acquired.cgroups.workload_tasks = None;
     let lease = Lease::of(new.mode.options().and_then(|options| options.lease));
@@ -378,20 +404,28 @@ fn unless_gone(sent: io::Result<()>) -> io::Result<()> {
     }
 }
 
-fn namespaces(spec: &Spec, map: IdMap) -> Namespaces {
+fn namespaces(new: NewBox<'_>, map: IdMap) -> Namespaces {
     let base = Namespaces::PID.and(Namespaces::MOUNT).and(Namespaces::IPC);
     let user = match map {
         IdMap::Host => base,
         IdMap::Range { .. } | IdMap::Single { .. } => base.and(Namespaces::USER),
     };
     // Without the network namespace: it takes longest to make, so the keeper makes it in parallel.
-    match spec.isolation {
+    let all = match new.spec.isolation {
         Isolation::Contain => user,
         Isolation::Full => user.and(Namespaces::UTS),
+    };
+    match new.mode {
+        // The clone cannot follow its keeper into another one.
+        Mode::Clone(_) if plan::has_own_network(new.spec) => all.and(Namespaces::NETWORK),
+        Mode::Attached(_) | Mode::Detached(_) | Mode::Template | Mode::Clone(_) => all,
     }
 }
 
-fn id_map(spec: &Spec, host: &Host, first: u32) -> IdMap {
+fn id_map(NewBox { spec, mode }: NewBox<'_>, host: &Host, first: u32) -> IdMap {
+    if let Mode::Template = mode {
+        return IdMap::Host;
+    }
     match (spec.isolation, host.is_privileged()) {
         (Isolation::Full, true) => IdMap::Range { first },
         (Isolation::Contain, true) => IdMap::Host,
@@ -502,7 +536,7 @@ fn check_scratch(spec: &Spec, cgroups: &CgroupHolding) -> Result<(), Error> {
 
 fn detached_files(mode: Mode<'_>, record: &LockedRecord) -> Result<Option<DetachedFiles>, Error> {
     match mode {
-        Mode::Attached(_) => Ok(None),
+        Mode::Attached(_) | Mode::Template | Mode::Clone(_) => Ok(None),
         Mode::Detached(_) => {
             let files = record.make_detached_files();
             Ok(Some(files.context(|| "cannot make the box's log".into())?))
@@ -515,7 +549,9 @@ fn detached_files(mode: Mode<'_>, record: &LockedRecord) -> Result<Option<Detach
 fn stdio(spec: &Spec, mode: Mode<'_>, map: IdMap) -> Result<Stdio, Error> {
     let owner = Owner::of(map.first_uid(), spec.user);
     let made = match (spec.terminal, mode) {
-        (Terminal::Pty { .. }, _) | (_, Mode::Detached(_)) => Stdio::nothing(),
+        (Terminal::Pty { .. }, _) | (_, Mode::Detached(_) | Mode::Template | Mode::Clone(_)) => {
+            Stdio::nothing()
+        }
         (Terminal::Pipes, Mode::Attached(stdin)) => Stdio::pipes(stdin, owner),
     };
     made.context(|| "cannot make pipes for the command".into())
@@ -523,7 +559,7 @@ fn stdio(spec: &Spec, mode: Mode<'_>, map: IdMap) -> Result<Stdio, Error> {
 
 fn workload_cgroup(mode: Mode<'_>) -> WorkloadCgroup {
     match mode {
-        Mode::Attached(_) => WorkloadCgroup::Shared,
+        Mode::Attached(_) | Mode::Template | Mode::Clone(_) => WorkloadCgroup::Shared,
         Mode::Detached(_) => WorkloadCgroup::Own,
     }
 }

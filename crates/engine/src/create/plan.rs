@@ -7,7 +7,7 @@ use std::path::Path;
 
 use tare_control::{
     Capabilities, DetachedPlan, Exec, ExecStreams, Filesystem, Identity, LandlockPlan, Plan,
-    Profile, Program, Resource, ResourceLimit, Role, RootPlan, ScratchPlan, TerminalPlan,
+    ProcPlan, Profile, Program, Resource, ResourceLimit, Role, RootPlan, ScratchPlan, TerminalPlan,
     TreeSource, VolumePlan,
 };
 
@@ -76,6 +76,20 @@ pub fn plan(
     }
 }
 
+/// Changes the plan for the box of a template. Its processes have a user of the host that no other
+/// process has, `uid`. They have neither a seccomp filter nor a Landlock domain nor limits of their own:
+/// the boxes that the template makes would inherit them, and could not be made. The cgroups of the box
+/// limit it.
+pub fn for_template(plan: &mut Plan, uid: u32) {
+    plan.landlock = None;
+    plan.profile.identity = Some(Identity { uid, gid: uid });
+    plan.profile.limits.clear();
+    plan.profile.seccomp.clear();
+    if let Some(filesystem) = &mut plan.filesystem {
+        filesystem.proc = ProcPlan::Whole;
+    }
+}
+
 /// Returns the command of a box as its first exec, or `None` for a box without a command.
 pub fn first_exec(new: NewBox<'_>) -> Option<Exec> {
     let spec = new.spec;
@@ -89,7 +103,9 @@ pub fn first_exec(new: NewBox<'_>) -> Option<Exec> {
             (Terminal::Pty { rows, columns }, _) => {
                 ExecStreams::Terminal(TerminalPlan { rows, columns })
             }
-            (Terminal::Pipes, Mode::Attached(_)) => ExecStreams::Inherited,
+            (Terminal::Pipes, Mode::Attached(_) | Mode::Template | Mode::Clone(_)) => {
+                ExecStreams::Inherited
+            }
             (Terminal::Pipes, Mode::Detached(options)) => {
                 ExecStreams::Log { keep_stdin: options.stdin }
             }
@@ -104,7 +120,7 @@ pub fn environment(spec: &Spec) -> Vec<Vec<u8>> {
     pairs.map(|(key, value)| [key.as_bytes(), b"=", value.as_bytes()].concat()).collect()
 }
 
-fn has_own_network(spec: &Spec) -> bool {
+pub fn has_own_network(spec: &Spec) -> bool {
     match (spec.isolation, spec.network) {
         (Isolation::Full, Network::None) => true,
         (Isolation::Full, Network::Host) | (Isolation::Contain, _) => false,
@@ -129,6 +145,7 @@ fn filesystem(spec: &Spec, hostname: &str, trees: TreeSources) -> Filesystem {
     let scratch_bytes = spec.limits.scratch_bytes.value();
     Filesystem {
         root,
+        proc: ProcPlan::Masked,
         files,
         scratch: match trees.scratch {
             Some(source) => ScratchPlan::Kept(source),

@@ -20,20 +20,20 @@ use crate::spec::{BoxId, Spec};
 /// Makes a box that waits in a pool.
 pub fn make(
     root: &StateRoot,
-    (spec, stdin): (&Spec, Stdin),
+    new: NewBox<'_>,
     pool: &str,
     tend: &dyn Fn(),
 ) -> Result<Prepared, Error> {
     let id = BoxId::random();
     let at = root.at(&id);
     let reserve = TeardownFds::take().context(|| "cannot reserve descriptors".into())?;
-    let mut record = create::record(at, spec, None, tend)?;
+    let mut record = create::record(at, new.spec, None, tend)?;
     let line = Line::Warm { pool: pool.to_owned(), at_ns: boot_ns() };
     if let Err(error) = record.add(line).context(|| format!("cannot record the pool of box {id}")) {
         drop(reserve);
         return Err(abandon(at, record, error, tend));
     }
-    prepare(at, record, reserve, NewBox { spec, mode: Mode::Attached(stdin) }, tend)
+    prepare(at, record, reserve, new, tend)
 }
 
 impl Prepared {

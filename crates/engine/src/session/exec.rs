@@ -84,26 +84,40 @@ impl ExecSpec {
 pub fn exec(at: BoxAt<'_>, spec: &ExecSpec, stdin: Stdin) -> Result<Session, Error> {
     let record = awake(at)?;
     refuse_user(&record, at.id, spec)?;
-    exec_recorded(at, &record, spec, stdin)
+    exec_recorded(at, &record, (spec, spec.request()), stdin)
 }
 
 /// Starts another process in the box of a run or of a pool, which this process owns.
 pub fn exec_in(owner: &Session, spec: &ExecSpec, stdin: Stdin) -> Result<Session, Error> {
     match &owner.owned {
-        Some(owned) => exec_recorded(owned.root.at(owner.id()), &owned.record, spec, stdin),
-        None => Err(Error::failed("a process of another box cannot start one")),
+        Some(owned) => {
+            exec_recorded(owned.root.at(owner.id()), &owned.record, (spec, spec.request()), stdin)
+        }
+        None => Err(not_the_owner()),
     }
+}
+
+/// Starts the clone in the box of a pool, which this process owns.
+pub fn exec_clone(owner: &Session, stdin: Stdin) -> Result<Session, Error> {
+    let Some(owned) = &owner.owned else { return Err(not_the_owner()) };
+    let spec = ExecSpec::of(["clone"]);
+    let exec = Exec { program: Program::Clone, ..spec.request() };
+    exec_recorded(owned.root.at(owner.id()), &owned.record, (&spec, exec), stdin)
+}
+
+fn not_the_owner() -> Error {
+    Error::failed("a process of another box cannot start one")
 }
 
 fn exec_recorded(
     at: BoxAt<'_>,
     record: &Record,
-    spec: &ExecSpec,
+    (spec, exec): (&ExecSpec, Exec),
     stdin: Stdin,
 ) -> Result<Session, Error> {
     let deadline_ns = spec.timeout.map(from_now);
     let limits = LimitWatch::new(&cgroup::roots_of(at, record), at.tagged_id());
-    let (link, stdio) = start(record, at.id, spec.request(), spec.user, stdin)?;
+    let (link, stdio) = start(record, at.id, exec, spec.user, stdin)?;
     link.await_answer(at.id)?;
     let streams = stdio.map(|stdio| stdio.ours).unwrap_or_default();
     Ok(Session::new(at.id.clone(), link.channel, streams, deadline_ns)

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Gid, Uid};
-use tare_kernel::fds::{open_null, pipe_of};
+use tare_kernel::fds::{message_pair, open_null, pipe_of};
 
 use crate::spec::User;
 
@@ -25,6 +25,8 @@ pub enum Stdin {
     Empty,
     /// A pipe whose other end is in [`Streams`].
     Pipe,
+    /// A socket whose other end is in [`Streams`]: messages with descriptors.
+    Socket,
 }
 
 /// The owner of a pipe: the user of the process on the host.
@@ -58,6 +60,10 @@ impl Stdio {
             Stdin::Pipe => {
                 let (read, write) = pipe_of(owner.0)?;
                 (read, Some(write))
+            }
+            Stdin::Socket => {
+                let (theirs, ours) = message_pair()?;
+                (theirs, Some(ours))
             }
         };
         let (our_output, output) = pipe_of(owner.0)?;

@@ -104,7 +104,7 @@ pub fn build<'a>(
         tree.and_then(|tree| attach_writable(tree.as_fd(), root.as_fd(), name))
             .failing(SetupStep::Scratch, &name.to_string_lossy())?;
     }
-    let settings = proc::mount_masked(root.as_fd(), masks.as_fd())?;
+    let settings = proc::mount(plan.proc, root.as_fd(), masks.as_fd())?;
     let mut volumes = Vec::with_capacity(plan.volumes.len());
     for volume in &plan.volumes {
         let tree = trees.take(&volume.source, volume.writable);

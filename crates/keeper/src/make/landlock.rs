@@ -1,5 +1,6 @@
 //! One Landlock domain for the whole box, put on the keeper so that everything
-//! it ever starts shares it and can signal each other.
+//! it ever starts shares it and can signal each other. A clone was not started by the
+//! keeper: it gets a domain of its own with the same rules, and neither has a scope.
 
 use std::ffi::CString;
 use std::io;
@@ -8,19 +9,21 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::CWD;
 use tare_control::{LandlockPlan, VolumePlan};
 use tare_kernel::fds::open_path;
-use tare_kernel::landlock::{Ruleset, abi, access};
+use tare_kernel::landlock::{Ruleset, Scope, abi, access};
 
-/// Restricts this process for good; a kernel without Landlock changes nothing. A volume is named by
-/// its mount, not by its path: another box may change a symlink in a volume that both use.
+/// Restricts this process for good, and returns the rules. A kernel without Landlock changes nothing. A
+/// volume is named by its mount, not by its path: another box may change a symlink in a volume that
+/// both use.
 pub fn restrict<'a>(
     plan: &LandlockPlan,
     volumes: impl Iterator<Item = &'a (&'a VolumePlan, OwnedFd)>,
-) -> io::Result<()> {
+    scope: Scope,
+) -> io::Result<Option<Ruleset>> {
     let abi = abi();
     if abi == 0 {
-        return Ok(());
+        return Ok(None);
     }
-    let rules = Ruleset::new(abi)?;
+    let rules = Ruleset::new(abi, scope)?;
     let content = access::writes(abi) & !access::IOCTL_DEV;
     let file = access::FILE & !access::IOCTL_DEV;
     allow(&rules, b"/proc", file)?;
@@ -36,7 +39,8 @@ pub fn restrict<'a>(
         let rights = if volume.is_directory { content } else { file };
         rules.allow(mount.as_fd(), rights)?;
     }
-    rules.restrict_self()
+    rules.restrict_self()?;
+    Ok(Some(rules))
 }
 
 fn allow(rules: &Ruleset, path: &[u8], rights: u64) -> io::Result<()> {

@@ -7,13 +7,14 @@ pub mod proc;
 pub mod terminal;
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::process::umask;
 use tare_control::{Filesystem, Plan, Report, SetupStep};
-use tare_kernel::network::NamespaceBuilder;
+use tare_kernel::landlock::{Ruleset, Scope};
+use tare_kernel::network::{self, NamespaceBuilder};
 use tare_kernel::step::{once, step};
 use tare_kernel::{launch, mount};
 
@@ -58,15 +59,27 @@ impl<T, E: Into<io::Error>> Failing<T> for Result<T, E> {
     }
 }
 
-/// Makes the box. Afterwards this process is in it.
-pub fn make_box(plan: &Plan, inherited: &mut InheritedFds) -> Result<(), Failure> {
+/// Whether a clone of a template was made with this process, and is in its namespaces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Companion {
+    None,
+    Clone,
+}
+
+/// Makes the box. Afterwards this process is in it. Returns the rules of its Landlock domain.
+pub fn make_box(
+    plan: &Plan,
+    inherited: &mut InheritedFds,
+    companion: Companion,
+) -> Result<Option<Ruleset>, Failure> {
     // No process of the box may read or trace PID 1, or a child of PID 1 that has not executed yet.
     step("close the memory to others", || {
         rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
     })
     .failing(SetupStep::ReadPlan, "dumpable")?;
     set_oom_score();
-    let network = if plan.own_network {
+    // A clone is in the network namespace already, and could not follow its keeper into another one.
+    let network = if plan.own_network && companion == Companion::None {
         Some(NamespaceBuilder::start().failing(SetupStep::Network, "maker")?)
     } else {
         None
@@ -84,17 +97,41 @@ pub fn make_box(plan: &Plan, inherited: &mut InheritedFds) -> Result<(), Failure
         step("name the host", || rustix::system::sethostname(hostname.as_bytes()))
             .failing(SetupStep::Hostname, hostname)?;
     }
-    if let Some(landlock) = &plan.landlock {
-        let volumes = built.iter().flat_map(|built| &built.volumes);
-        once("restrict files", || landlock::restrict(landlock, volumes))
-            .failing(SetupStep::Landlock, "")?;
+    let rules = match &plan.landlock {
+        Some(landlock) => {
+            let volumes = built.iter().flat_map(|built| &built.volumes);
+            let scope = match companion {
+                Companion::None => Scope::Domain,
+                Companion::Clone => Scope::Open,
+            };
+            once("restrict files", || landlock::restrict(landlock, volumes, scope))
+                .failing(SetupStep::Landlock, "")?
+        }
+        None => None,
+    };
+    if let (Companion::Clone, Some(built)) = (companion, &built) {
+        share_fairly(built.settings.as_fd());
     }
     // Last, because making the network namespace takes longest.
-    if let (Some(network), Some(built)) = (network, built) {
-        let entered = network.join(built.settings.as_fd());
-        entered.failing(SetupStep::Network, "lo")?;
+    let entered = match (network, built) {
+        (Some(network), Some(built)) => network.join(built.settings.as_fd()),
+        (None, Some(built)) if plan.own_network => network::set_up_own(built.settings.as_fd()),
+        _ => Ok(()),
+    };
+    entered.failing(SetupStep::Network, "lo")?;
+    Ok(rules)
+}
+
+/// All clones of a template count against the limits of one user of the host, who has 128 instances of
+/// inotify by default. No box gets all of them. Best effort: these are limits of the kernel, not of tare.
+fn share_fairly(settings: BorrowedFd<'_>) {
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+    for (name, most) in
+        [(c"user/max_inotify_instances", &b"16"[..]), (c"user/max_inotify_watches", &b"8192"[..])]
+    {
+        let opened = openat(settings, name, flags, Mode::empty());
+        opened.and_then(|file| rustix::io::write(file, most)).ok();
     }
-    Ok(())
 }
 
 /// Sets the score for this process and all that it starts. Called before the first child exists:

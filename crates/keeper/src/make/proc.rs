@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{CWD, Mode, mkdirat};
-use tare_control::SetupStep;
+use tare_control::{ProcPlan, SetupStep};
 use tare_kernel::fds::open_path;
 use tare_kernel::mount::{self, Attributes, Reach};
 use tare_kernel::step::step;
@@ -80,12 +80,19 @@ pub fn mount_plain() -> io::Result<OwnedFd> {
 
 /// Mounts `/proc` in a root that is the current directory. Returns its `sys`
 /// while it is still writable; the box sees it read-only.
-pub fn mount_masked(root: BorrowedFd<'_>, masks: BorrowedFd<'_>) -> Result<OwnedFd, Failure> {
+pub fn mount(
+    plan: ProcPlan,
+    root: BorrowedFd<'_>,
+    masks: BorrowedFd<'_>,
+) -> Result<OwnedFd, Failure> {
     let proc = mount::filesystem(c"proc", &[("hidepid", "invisible")], NOTHING)
         .failing(SetupStep::Proc, "/proc")?;
     mount::attach(proc.as_fd(), root, c"proc").failing(SetupStep::Proc, "/proc")?;
-    mask(masks).failing(SetupStep::Proc, "masks")?;
     let settings = open_path(&proc, c"sys").failing(SetupStep::Proc, "sys")?;
+    if plan == ProcPlan::Whole {
+        return Ok(settings);
+    }
+    mask(masks).failing(SetupStep::Proc, "masks")?;
     for path in READ_ONLY {
         make_read_only(root, path).failing(SetupStep::Proc, &path.to_string_lossy())?;
     }

@@ -240,7 +240,7 @@ fn enter_directory(workdir: &CStr) -> io::Result<()> {
 }
 
 /// Returns `None` for a path with a NUL.
-fn workdir(launch: &Launch<'_>) -> Option<CString> {
+pub fn workdir(launch: &Launch<'_>) -> Option<CString> {
     let workdir = launch.exec.workdir.as_ref().unwrap_or(&launch.profile.workdir);
     CString::new(workdir.as_slice()).ok()
 }

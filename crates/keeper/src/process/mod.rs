@@ -11,6 +11,7 @@
 //!
 //! The tree of the box's command is the whole box, so nothing is killed here when it ends.
 
+pub mod clone;
 pub mod launch;
 pub mod tree;
 
@@ -28,11 +29,14 @@ use tare_kernel::step::step;
 
 use crate::make::{Failing, Failure, terminal};
 use crate::output::{Output, Streams};
+use crate::process::clone::WaitingClone;
 use crate::process::launch::{Launch, identity};
 use crate::process::tree::TreeMark;
 use crate::programs::{file, tar};
 
 const SIGKILL: i32 = 9;
+/// How the journal calls a clone.
+const CLONE_NAME: &[u8] = b"clone";
 /// The signals that ask a process to end: SIGHUP, SIGINT, SIGQUIT and SIGTERM.
 const ASKING: [i32; 4] = [1, 2, 3, 15];
 
@@ -46,6 +50,8 @@ pub struct ExecContext {
     pub tasks: Option<OwnedFd>,
     /// The log of a detached box.
     pub output: Option<Output>,
+    /// The clone of a template, until it is started.
+    pub clone: Option<WaitingClone>,
 }
 
 /// A process that the keeper started, and every process that it started in turn.
@@ -88,7 +94,13 @@ pub fn start(
     let cgroup = context.cgroup.as_ref().map(AsFd::as_fd);
     let tasks = context.tasks.as_ref().map(AsFd::as_fd);
     let launch = Launch { profile: &context.profile, exec, streams, cgroup, tasks };
-    let (pid, mark) = begin(&launch, ends_box)?;
+    let (pid, mark) = match (&exec.program, context.clone.take()) {
+        (Program::Clone, Some(clone)) => (clone.start(&launch)?, None),
+        (_, clone) => {
+            context.clone = clone;
+            begin(&launch, ends_box)?
+        }
+    };
     Ok(Execution {
         pid: Some(pid),
         mark,
@@ -299,6 +311,8 @@ pub fn begun(process: u32, exec: &Exec, started: bool) -> BoxEvent {
                 failed(program)
             }
         }
+        (Program::Clone, true) => BoxEvent::ExecStarted { process, name: Name::of(CLONE_NAME) },
+        (Program::Clone, false) => failed(CLONE_NAME),
         (_, false) => failed(b"cp"),
         (Program::Unpack(_) | Program::Write(_) | Program::Remove(_), true) => {
             BoxEvent::CopyIn { process }
@@ -352,6 +366,7 @@ fn begin(launch: &Launch<'_>, ends_box: bool) -> Result<(Pid, Option<TreeMark>),
             Ok((started, mark)) => started.map(|pid| (pid, Some(mark))),
             Err(error) => Err(launch::launch_failed((LaunchStep::Mark, error))),
         },
+        Program::Clone => Err(Report::Refused(Refusal::Malformed)),
         Program::Pack(path) => in_box(&|| tar::pack(path)),
         Program::PackFiles(path) => in_box(&|| tar::pack_files(path)),
         Program::Unpack(path) => in_box(&|| tar::unpack(path)),

@@ -28,6 +28,15 @@ pub struct Key {
     pub runs_per_second: Option<f64>,
     /// The sum of the memory limits of these boxes.
     pub memory_bytes: Option<ByteSize>,
+    /// `fresh`: its code never runs in a copy of an interpreter that others have copies of.
+    pub warm: Option<KeyWarm>,
+}
+
+/// The most that a key shares with other keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KeyWarm {
+    Fresh,
 }
 
 impl Key {
@@ -50,6 +59,7 @@ impl Key {
             boxes: None,
             runs_per_second: None,
             memory_bytes: None,
+            warm: None,
         }
     }
 

@@ -46,12 +46,27 @@ pub struct InterpreterConfig {
     pub warm: usize,
     pub max: usize,
     pub idle: Period,
+    /// Python only: start each interpreter in its box. Otherwise each is a copy of a template.
+    pub fresh: bool,
+    /// Python only: a template is replaced after it has made this many copies.
+    pub clones: u32,
+    /// Python only: a template is replaced after this time.
+    pub age: Period,
 }
 
 impl Default for InterpreterConfig {
     fn default() -> Self {
         let PoolConfig { warm, max, idle } = PoolConfig::default();
-        Self { start: PoolStart::OnDemand, preload: Vec::new(), warm, max, idle }
+        Self {
+            start: PoolStart::OnDemand,
+            preload: Vec::new(),
+            warm,
+            max,
+            idle,
+            fresh: false,
+            clones: 10_000,
+            age: Period::seconds(3600),
+        }
     }
 }
 
@@ -103,6 +118,16 @@ impl PoolsConfig {
             let message = format!("[pool.python] preload: {name:?} is not a module");
             return Err(Error::bad_request(message).with_hint("write names such as \"numpy\""));
         }
+        if self.python.clones == 0 {
+            return Err(Error::bad_request("[pool.python] clones = 0 is not possible")
+                .with_hint("set fresh = true to have no clones"));
+        }
+        let Self { node, .. } = self;
+        let default = InterpreterConfig::default();
+        if (node.fresh, node.clones, node.age) != (default.fresh, default.clones, default.age) {
+            let message = "[pool.node] has no fresh, clones and age";
+            return Err(Error::bad_request(message).with_hint("Node is never cloned"));
+        }
         let has_nul = |name: &&String| name.is_empty() || name.contains('\0');
         if let Some(name) = self.node.preload.iter().find(has_nul) {
             let message = format!("[pool.node] preload: {name:?} is not a module");
@@ -123,6 +148,9 @@ mod tests {
             ("[box]\nwarm = 2\n[python]\nwarm = 1\npreload = ['numpy', 'os.path', '_a1']", true),
             ("[python]\nstart = 'at start'\nwarm = 32", true),
             ("[box]\nwarm = 33", false),
+            ("[python]\nclones = 0", false),
+            ("[python]\nfresh = true\nclones = 1\nage = '1s'", true),
+            ("[node]\nfresh = true", false),
             ("[box]\nmax = 1001", false),
             ("[python]\npreload = ['a b']", false),
             ("[python]\npreload = ['a..b']", false),

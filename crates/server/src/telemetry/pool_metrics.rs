@@ -1,5 +1,7 @@
 //! Metrics of the pools: `tare_pool_*`.
 
+use std::time::Duration;
+
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -13,7 +15,12 @@ pub struct PoolMetrics {
     members: Family<PoolLabels<2>, Gauge>,
     claims: Family<PoolLabels<2>, Counter>,
     misses: Family<PoolLabels<1>, Counter>,
+    template_age: Family<PoolLabels<1>, Gauge>,
+    template_restarts: Family<PoolLabels<1>, Counter>,
 }
+
+/// The pool that has templates.
+const TEMPLATES: PoolLabels<1> = [("pool", "python")];
 
 impl PoolMetrics {
     /// Everything is 0 and not absent before it happens, so that alerts can use it.
@@ -21,6 +28,8 @@ impl PoolMetrics {
         self.members(pool, 0, 0);
         drop(self.claims.get_or_create(&[("pool", pool), ("kind", kind)]));
         drop(self.misses.get_or_create(&[("pool", pool)]));
+        self.template_age(Duration::ZERO);
+        drop(self.template_restarts.get_or_create(&TEMPLATES));
     }
 
     pub fn register(&self, registry: &mut Registry) {
@@ -30,6 +39,10 @@ impl PoolMetrics {
         registry.register("pool_claims", help, self.claims.clone());
         let help = "Requests that found no box waiting in their pool";
         registry.register("pool_misses", help, self.misses.clone());
+        let help = "Age of the oldest template of a pool; 0 without one";
+        registry.register("pool_template_age_seconds", help, self.template_age.clone());
+        let help = "Templates that died and were replaced";
+        registry.register("pool_template_restarts", help, self.template_restarts.clone());
     }
 
     pub fn members(&self, pool: &'static str, waiting: usize, making: usize) {
@@ -41,6 +54,15 @@ impl PoolMetrics {
 
     pub fn claim(&self, pool: &'static str, kind: &'static str) {
         self.claims.get_or_create(&[("pool", pool), ("kind", kind)]).inc();
+    }
+
+    pub fn template_age(&self, age: Duration) {
+        let seconds = i64::try_from(age.as_secs()).unwrap_or(i64::MAX);
+        self.template_age.get_or_create(&TEMPLATES).set(seconds);
+    }
+
+    pub fn template_died(&self) {
+        self.template_restarts.get_or_create(&TEMPLATES).inc();
     }
 
     pub fn miss(&self, pool: &'static str) {

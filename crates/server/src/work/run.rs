@@ -30,7 +30,7 @@ use crate::work::Service;
 use crate::work::files::BoxFiles;
 use crate::work::outcome::RunOutput;
 use crate::work::output::OutputSink;
-use crate::work::pool::{self, Claimed, Shape};
+use crate::work::pool::{self, Claimed, Shape, Template};
 use crate::work::relay::{self, Input, Streams};
 use crate::work::run_request::{Progress, RunRequest, Warm};
 
@@ -140,6 +140,8 @@ struct OwnBox {
     slot: Option<Permit>,
     /// An interpreter that waits in the box for its order.
     interpreter: Option<Session>,
+    /// Of the interpreter. Held until the box has ended.
+    template: Option<Arc<Template>>,
     warm: Warm,
 }
 
@@ -205,15 +207,21 @@ impl Steps {
         };
         let Some((claimed, warm)) = claimed else {
             let (session, slot) = self.make_box((spec, stdin)).await?;
-            return Ok(OwnBox { session, slot: Some(slot), interpreter: None, warm: Warm::Off });
+            return Ok(OwnBox {
+                session,
+                slot: Some(slot),
+                interpreter: None,
+                template: None,
+                warm: Warm::Off,
+            });
         };
-        let (session, interpreter) = match claimed {
-            Claimed::Box(session) => (session, None),
-            Claimed::Interpreter(it) => (it.session, Some(it.process)),
+        let (session, interpreter, template) = match claimed {
+            Claimed::Box(session) => (session, None, None),
+            Claimed::Interpreter(it) => (it.session, Some(it.process), it.template),
         };
         self.service.journal.record_box_notes(session.notes());
         self.end_phase(Phase::Create);
-        Ok(OwnBox { session, slot: None, interpreter, warm })
+        Ok(OwnBox { session, slot: None, interpreter, template, warm })
     }
 
     /// Makes the box on a thread that lives as long as the server: the kernel kills a keeper
@@ -240,7 +248,7 @@ impl Steps {
         request: RunRequest<T>,
         sink: &OutputSink,
     ) -> Result<RunOutput<T>, Failed> {
-        let OwnBox { mut session, slot, interpreter, warm } = own;
+        let OwnBox { mut session, slot, interpreter, template: _template, warm } = own;
         let id = session.id().clone();
         let (timeout, output_bytes_max) = (request.exec.timeout, Some(request.output_bytes_max));
         let begun = (slot, interpreter);

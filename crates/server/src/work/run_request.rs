@@ -40,6 +40,8 @@ pub enum WarmWish {
     /// Whatever waits.
     #[default]
     Any,
+    /// A copy of an interpreter that has started.
+    Clone,
     /// An interpreter that was started ahead, and that no other run uses.
     Fresh,
     /// Nothing that was made before the request.
@@ -50,6 +52,8 @@ pub enum WarmWish {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Warm {
+    /// The box, with a copy of an interpreter that had started.
+    Clone,
     /// The box and its interpreter.
     Fresh,
     /// The box.
@@ -62,6 +66,7 @@ pub enum Warm {
 impl Warm {
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::Clone => "clone",
             Self::Fresh => "fresh",
             Self::Box => "box",
             Self::Off => "off",

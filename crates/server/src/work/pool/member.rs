@@ -1,6 +1,7 @@
 //! One box of a pool. Every function here blocks its thread.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -10,6 +11,8 @@ use tokio::task::AbortHandle;
 
 use crate::admission::Admitted;
 use crate::work::pool::shape::{Interpreter, Shape};
+use crate::work::pool::template::Template;
+use crate::work::run_request::Warm;
 
 /// How long an interpreter may take to start and to import its modules.
 const READY_WITHIN: Duration = Duration::from_secs(60);
@@ -49,6 +52,16 @@ pub enum Waiting {
 pub struct Interpreting {
     pub session: Session,
     pub process: Session,
+    /// The interpreter is a copy of this one.
+    pub template: Option<Arc<Template>>,
+}
+
+/// How an interpreter begins to wait in its box.
+#[derive(Debug)]
+pub enum StartAs<'a> {
+    Exec(&'a ExecSpec, Stdin),
+    /// As the clone that was made with its box.
+    Clone,
 }
 
 /// A box that a request has claimed.
@@ -60,14 +73,28 @@ pub enum Claimed {
 }
 
 impl Waiting {
-    pub fn make(engine: &Engine, shape: &Shape) -> Result<Self, Error> {
-        let prepared = engine.warm(&shape.spec, shape.stdin, shape.pool.as_str())?;
-        let Some(interpreter) = &shape.interpreter else {
+    pub fn make(
+        engine: &Engine,
+        shape: &Shape,
+        template: Option<Arc<Template>>,
+    ) -> Result<Self, Error> {
+        let prepared = match &template {
+            Some(template) => template.make_box(engine, shape)?,
+            None => engine.warm(&shape.spec, shape.stdin, shape.pool.as_str())?,
+        };
+        let Some(Interpreter { command, env, .. }) = &shape.interpreter else {
             return Ok(Self::Box(Box::new(prepared)));
         };
         let mut session = prepared.go_without_command()?;
-        match start(engine, &mut session, interpreter) {
-            Ok(process) => Ok(Self::Interpreter(Box::new(Interpreting { session, process }))),
+        let spec = ExecSpec { env: env.clone(), ..ExecSpec::of(command) };
+        let how = match &template {
+            Some(_) => StartAs::Clone,
+            None => StartAs::Exec(&spec, Stdin::Pipe),
+        };
+        match start(engine, &mut session, how) {
+            Ok(process) => {
+                Ok(Self::Interpreter(Box::new(Interpreting { session, process, template })))
+            }
             Err(error) => {
                 // A box that cannot be ended stays on record as stuck, and every sweep tries again.
                 session.end().ok();
@@ -87,6 +114,15 @@ impl Waiting {
         match self {
             Self::Box(prepared) => prepared.keeper(),
             Self::Interpreter(it) => it.session.keeper(),
+        }
+    }
+
+    /// Returns what a request gets with this box.
+    pub fn kind(&self) -> Warm {
+        match self {
+            Self::Box(_) => Warm::Box,
+            Self::Interpreter(it) if it.template.is_some() => Warm::Clone,
+            Self::Interpreter(_) => Warm::Fresh,
         }
     }
 
@@ -126,15 +162,12 @@ impl Waiting {
 }
 
 /// Starts an interpreter in a box without a command, and waits until it is ready.
-fn start(
-    engine: &Engine,
-    session: &mut Session,
-    interpreter: &Interpreter,
-) -> Result<Session, Error> {
+pub fn start(engine: &Engine, session: &mut Session, how: StartAs<'_>) -> Result<Session, Error> {
     session.wait_started()?;
-    let Interpreter { command, env } = interpreter;
-    let spec = ExecSpec { env: env.clone(), ..ExecSpec::of(command) };
-    let mut process = engine.exec_in(session, &spec, Stdin::Pipe)?;
+    let mut process = match how {
+        StartAs::Exec(spec, stdin) => engine.exec_in(session, spec, stdin)?,
+        StartAs::Clone => engine.exec_clone(session, Stdin::Pipe)?,
+    };
     process.wait_started()?;
     let streams = process.its_streams();
     let (Some(stdout), Some(stderr)) = (&streams.stdout, &streams.stderr) else {
@@ -144,8 +177,8 @@ fn start(
     // What modules print when they are imported is not for a client.
     let mut byte = [1];
     while byte != READY {
-        if read(stdout.as_fd(), &mut byte, until)? == 0 {
-            return Err(failure(stderr.as_fd(), until));
+        if read(stdout.as_fd(), process.events_fd(), &mut byte, until)? == 0 {
+            return Err(failure(stderr.as_fd()));
         }
     }
     Ok(process)
@@ -153,10 +186,12 @@ fn start(
 
 /// Returns the error for an interpreter that ended: the last line that it wrote. Node writes its own
 /// version after the error.
-fn failure(stderr: BorrowedFd<'_>, until: Instant) -> Error {
+fn failure(stderr: BorrowedFd<'_>) -> Error {
+    // What it wrote is in the pipe. A process that it started may keep the pipe open.
+    let until = Instant::now();
     let mut text = vec![0; ERROR_BYTES_MAX];
     let mut length = 0;
-    while let Ok(count @ 1..) = read(stderr, &mut text[length..], until) {
+    while let Ok(count @ 1..) = read(stderr, stderr, &mut text[length..], until) {
         length += count;
     }
     let text = String::from_utf8_lossy(&text[..length]);
@@ -167,15 +202,23 @@ fn failure(stderr: BorrowedFd<'_>, until: Instant) -> Error {
     Error::failed("the interpreter did not start").caused_by(why)
 }
 
-/// Reads from a pipe, once. Returns 0 at its end.
-fn read(from: BorrowedFd<'_>, into: &mut [u8], until: Instant) -> Result<usize, Error> {
+/// Reads from a pipe, once. Returns 0 at its end, and when nothing is there and `ended` is readable.
+fn read(
+    from: BorrowedFd<'_>,
+    ended: BorrowedFd<'_>,
+    into: &mut [u8],
+    until: Instant,
+) -> Result<usize, Error> {
     let left = until.saturating_duration_since(Instant::now());
     let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-    let mut fds = [PollFd::from_borrowed_fd(from, PollFlags::IN)];
+    let mut fds = [from, ended].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
     let doing = || "cannot wait for an interpreter".to_owned();
     if rustix::io::retry_on_intr(|| poll(&mut fds, Some(&timeout))).context(doing)? == 0 {
         let why = format!("it took more than {} s", READY_WITHIN.as_secs());
         return Err(Error::failed("the interpreter did not start in time").caused_by(why));
+    }
+    if fds[0].revents().is_empty() {
+        return Ok(0);
     }
     rustix::io::retry_on_intr(|| rustix::io::read(from, &mut *into)).context(doing)
 }

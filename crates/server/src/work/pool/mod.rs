@@ -15,6 +15,7 @@
 mod member;
 mod order;
 mod shape;
+mod template;
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
@@ -22,7 +23,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use tare_engine::spec::{Spec, Tenant};
-use tare_engine::{Error, Gauge, Level, reason};
+use tare_engine::{BoxId, Error, Gauge, Level, Session, reason};
 use tokio::sync::Notify;
 
 use crate::admission::Admitted;
@@ -37,6 +38,8 @@ use crate::work::pool::member::{DeathWatch, Member, Waiting};
 pub use crate::work::pool::order::{Order, are_inline};
 use crate::work::pool::shape::PoolName;
 pub use crate::work::pool::shape::Shape;
+pub use crate::work::pool::template::Template;
+use crate::work::pool::template::TemplateBox;
 use crate::work::run_request::{RunRequest, Warm};
 use crate::workers::{Workers, locked};
 
@@ -70,6 +73,8 @@ pub struct Pools {
 #[derive(Debug, Default)]
 struct Shelves {
     all: Vec<Shelf>,
+    /// The boxes of all templates, also of those that no shelf uses any more.
+    templates: Vec<TemplateBox>,
     next: u64,
     /// No box is made ahead before this time.
     relief_until: Option<Instant>,
@@ -88,6 +93,27 @@ struct Shelf {
     used: Instant,
     failures: u32,
     retry_at: Option<Instant>,
+    source: Source,
+}
+
+/// Where the interpreters of a shelf come from.
+#[derive(Debug, Default)]
+enum Source {
+    /// They are started one by one.
+    #[default]
+    Started,
+    /// They are copies of a template, which is made with the first of them.
+    TemplateToMake,
+    Template(Arc<Template>),
+}
+
+impl Source {
+    fn of(shape: &Shape) -> Self {
+        match &shape.interpreter {
+            Some(interpreter) if interpreter.template.is_some() => Self::TemplateToMake,
+            Some(_) | None => Self::Started,
+        }
+    }
 }
 
 impl Shelf {
@@ -120,7 +146,7 @@ impl Shelves {
             let (number, used) = (self.next, Instant::now());
             self.next += 1;
             let waiting = VecDeque::new();
-            let (making, failures, retry_at) = (0, 0, None);
+            let (making, failures, retry_at, source) = (0, 0, None, Source::of(&shape));
             let tenant = tenant.clone();
             self.all.push(Shelf {
                 number,
@@ -131,6 +157,7 @@ impl Shelves {
                 used,
                 failures,
                 retry_at,
+                source,
             });
         }
         replaced
@@ -185,6 +212,29 @@ impl Shelves {
         (dead, idle)
     }
 
+    /// Lets shelves make another template in the place of one that is old or dead. Returns the boxes
+    /// of those that have died.
+    fn renew(&mut self, pools: &PoolsConfig) -> Vec<BoxId> {
+        let mut died = Vec::new();
+        for made in &mut self.templates {
+            if made.has_died() {
+                died.push(made.session.id().clone());
+            }
+            let has_it =
+                |it: &Source| matches!(it, Source::Template(it) if Arc::ptr_eq(it, &made.template));
+            let of_it = self.all.iter_mut().filter(|shelf| has_it(&shelf.source));
+            if made.is_useless(&pools.python) {
+                of_it.for_each(|shelf| shelf.source = Source::TemplateToMake);
+            }
+        }
+        died
+    }
+
+    /// Takes the boxes of templates that nothing uses.
+    fn take_unused_templates(&mut self) -> Vec<TemplateBox> {
+        self.templates.extract_if(.., |it| it.is_unused()).collect()
+    }
+
     /// Chooses shelves that lack a box, and counts the boxes that are made for them from now on.
     fn choose(&mut self, pools: &PoolsConfig, most: usize) -> Vec<(u64, Shape)> {
         let now = Instant::now();
@@ -204,6 +254,7 @@ impl Shelves {
                 shelf.waiting.len() + shelf.making < config.warm
                     && total.is_some_and(|(_, count)| *count < config.max)
                     && shelf.retry_at.is_none_or(|at| at <= now)
+                    && (shelf.making == 0 || !matches!(shelf.source, Source::TemplateToMake))
             };
             match self.all.iter_mut().filter(lacks).min_by_key(|shelf| shelf.making) {
                 Some(shelf) if making < most => {
@@ -219,7 +270,9 @@ impl Shelves {
 /// Counts every pool from 0 on, with what a request gets from it.
 pub fn count_from_zero(metrics: &PoolMetrics) {
     for pool in PoolName::ALL {
-        metrics.start_at_zero(pool.as_str(), pool.gives().as_str());
+        for kind in pool.gives() {
+            metrics.start_at_zero(pool.as_str(), kind.as_str());
+        }
     }
 }
 
@@ -259,15 +312,16 @@ impl Service {
                 return Err(member);
             }
             let Member { waiting, admitted, .. } = member;
+            let kind = waiting.kind();
             // A claim that fails has ended the box.
             let claimed = waiting.claim(&spec);
             drop(admitted);
-            Ok(claimed)
+            Ok(claimed.map(|claimed| (claimed, kind)))
         };
         match self.creators.call(claim).await {
-            Ok(Ok(claimed)) => {
-                self.metrics.pools.claim(pool.as_str(), pool.gives().as_str());
-                Some((claimed, pool.gives()))
+            Ok(Ok((claimed, kind))) => {
+                self.metrics.pools.claim(pool.as_str(), kind.as_str());
+                Some((claimed, kind))
             }
             Ok(Err(_)) => None,
             Err(dead) => {
@@ -336,10 +390,12 @@ impl Service {
             let (members, making) = {
                 let mut shelves = locked(&self.pools.shelves);
                 shelves.is_closed = true;
+                shelves.all.iter_mut().for_each(|shelf| shelf.source = Source::Started);
                 let making: usize = shelves.all.iter().map(|shelf| shelf.making).sum();
                 (shelves.empty(), making)
             };
             self.end_members(members, Why::Unwanted).await;
+            self.end_templates().await;
             let changed = tokio::time::timeout_at(until, self.pools.changed.notified());
             if making == 0 || changed.await.is_err() {
                 return;
@@ -352,6 +408,11 @@ impl Service {
         let (dead, idle) = locked(&self.pools.shelves).take_useless(&config.pool);
         self.end_members(dead, Why::Died).await;
         self.end_members(idle, Why::Unwanted).await;
+        for id in locked(&self.pools.shelves).renew(&config.pool) {
+            self.journal.record(&LogEvent::PoolMemberLost { box_id: id.as_str() });
+            self.metrics.pools.template_died();
+        }
+        self.end_templates().await;
         if self.is_under_pressure() {
             self.give_back().await;
             return;
@@ -375,7 +436,7 @@ impl Service {
     async fn make_member(&self, number: u64, shape: Shape) -> Result<(), Error> {
         let pool = shape.pool;
         let made = match self.admission.admit_waiting().await {
-            Ok(admitted) => self.make_admitted(shape, admitted).await,
+            Ok(admitted) => self.make_admitted(number, shape, admitted).await,
             Err(error) => Err(Error::failed(error.message)),
         };
         let made = made.map(|member| self.shelve(number, member));
@@ -388,10 +449,7 @@ impl Service {
             }
             Err(error) => {
                 if self.count_failure(number) == 1 {
-                    let why = match std::error::Error::source(&error) {
-                        Some(why) => format!("{error}: {}", reason(why)),
-                        None => error.to_string(),
-                    };
+                    let why = whole(&error);
                     self.journal.record(&LogEvent::PoolFailed { pool: pool.as_str(), why: &why });
                 }
                 Err(error)
@@ -402,10 +460,13 @@ impl Service {
         outcome
     }
 
-    async fn make_admitted(&self, shape: Shape, mut admitted: Admitted) -> Result<Member, Error> {
-        let engine = Arc::clone(&self.engine);
-        let makers = self.pools.makers()?;
-        let waiting = makers.call(move || Waiting::make(&engine, &shape)).await?;
+    async fn make_admitted(
+        &self,
+        number: u64,
+        shape: Shape,
+        mut admitted: Admitted,
+    ) -> Result<Member, Error> {
+        let waiting = self.make_waiting(number, shape).await?;
         admitted.box_is_made(waiting.id());
         let keeper = match waiting.keeper() {
             Ok(keeper) => keeper,
@@ -421,6 +482,69 @@ impl Service {
             service.pools.changed.notify_one();
         });
         Ok(Member { waiting, admitted, _watch: DeathWatch(watch.abort_handle()) })
+    }
+
+    /// Makes a box from the shelf's template. If that template has never made one, this host or this
+    /// interpreter cannot do it, and the shelf goes on without a template.
+    async fn make_waiting(&self, number: u64, shape: Shape) -> Result<Waiting, Error> {
+        let makers = self.pools.makers()?;
+        let make = |template: Option<Arc<Template>>| {
+            let (engine, shape) = (Arc::clone(&self.engine), shape.clone());
+            makers.call(move || Waiting::make(&engine, &shape, template))
+        };
+        let error = match self.template(number, &shape).await {
+            Ok(None) => return make(None).await,
+            Ok(Some(template)) => match make(Some(Arc::clone(&template))).await {
+                Ok(made) => return Ok(made),
+                Err(error) => {
+                    self.set_source(number, Source::TemplateToMake);
+                    if template.is_proven() {
+                        return Err(error);
+                    }
+                    error
+                }
+            },
+            Err(error) => error,
+        };
+        self.set_source(number, Source::Started);
+        let made = make(None).await?;
+        let why = format!("{}; each Python is started in its box instead", whole(&error));
+        self.journal.record(&LogEvent::PoolFailed { pool: shape.pool.as_str(), why: &why });
+        Ok(made)
+    }
+
+    /// Returns the template of a shelf, and makes it if there is none yet.
+    async fn template(&self, number: u64, shape: &Shape) -> Result<Option<Arc<Template>>, Error> {
+        match locked(&self.pools.shelves).by_number(number).map(|shelf| &shelf.source) {
+            Some(Source::Template(template)) => return Ok(Some(Arc::clone(template))),
+            Some(Source::TemplateToMake) => {}
+            Some(Source::Started) | None => return Ok(None),
+        }
+        let admitted = self.admission.admit_waiting().await;
+        let admitted = admitted.map_err(|error| Error::failed(error.message))?;
+        let (engine, shape) = (Arc::clone(&self.engine), shape.clone());
+        let makers = self.pools.makers()?;
+        let made = makers.call(move || TemplateBox::make(&engine, &shape, admitted)).await?;
+        let template = Arc::clone(&made.template);
+        locked(&self.pools.shelves).templates.push(made);
+        self.set_source(number, Source::Template(Arc::clone(&template)));
+        Ok(Some(template))
+    }
+
+    fn set_source(&self, number: u64, source: Source) {
+        let mut shelves = locked(&self.pools.shelves);
+        let is_closed = shelves.is_closed;
+        if let Some(shelf) = shelves.by_number(number).filter(|_| !is_closed) {
+            shelf.source = source;
+        }
+    }
+
+    /// Ends the boxes of templates that nothing uses any more.
+    async fn end_templates(&self) {
+        let unused = locked(&self.pools.shelves).take_unused_templates();
+        for TemplateBox { session, admitted, .. } in unused {
+            self.end_box(session, admitted, Why::Unwanted).await;
+        }
     }
 
     /// Puts a box on its shelf. Returns it if the shelf is gone.
@@ -457,21 +581,24 @@ impl Service {
 
     /// Ends boxes of a pool. They count as boxes until they are gone.
     async fn end_members(&self, members: Vec<Member>, why: Why) {
-        for member in members {
-            let Member { waiting, admitted, .. } = member;
-            let (session, ended) = self.end_session(waiting.into_session()).await;
-            let id = session.id();
-            if why == Why::Died {
-                self.journal.record(&LogEvent::PoolMemberLost { box_id: id.as_str() });
+        for Member { waiting, admitted, .. } in members {
+            self.end_box(waiting.into_session(), admitted, why).await;
+        }
+    }
+
+    async fn end_box(&self, session: Session, admitted: Admitted, why: Why) {
+        let (session, ended) = self.end_session(session).await;
+        let id = session.id();
+        if why == Why::Died {
+            self.journal.record(&LogEvent::PoolMemberLost { box_id: id.as_str() });
+        }
+        if let Err(error) = ended {
+            let error = ServiceError::from(error);
+            if let Ok(keeper) = session.keeper() {
+                self.watch.add(id.clone(), keeper, Some(admitted));
             }
-            if let Err(error) = ended {
-                let error = ServiceError::from(error);
-                if let Ok(keeper) = session.keeper() {
-                    self.watch.add(id.clone(), keeper, Some(admitted));
-                }
-                let of_box = OfBox { box_id: id.as_str(), key: None, request_id: None };
-                self.note_stuck(id, of_box, &error);
-            }
+            let of_box = OfBox { box_id: id.as_str(), key: None, request_id: None };
+            self.note_stuck(id, of_box, &error);
         }
     }
 
@@ -484,6 +611,16 @@ impl Service {
             });
             self.metrics.pools.members(pool.as_str(), waiting, making);
         }
+        let ages = shelves.templates.iter().map(|it| it.template.age());
+        self.metrics.pools.template_age(ages.max().unwrap_or_default());
+    }
+}
+
+/// Returns an error with its reason.
+fn whole(error: &Error) -> String {
+    match std::error::Error::source(error) {
+        Some(why) => format!("{error}: {}", reason(why)),
+        None => error.to_string(),
     }
 }
 

@@ -1,12 +1,23 @@
 # Started ahead of a request as `python3 -c`, with the modules to import as its arguments. It writes
 # one byte when it is ready, reads one order from its standard input, and runs that program as
 # `python3 FILE` would. It is used once.
-def launch():
+
+# Imports the modules. Returns each with the threads and descriptors that there were afterwards.
+def preload():
     import os
     import sys
 
+    seen = []
     for name in sys.argv[1:]:
         __import__(name)
+        counts = [len(os.listdir("/proc/self/" + kind)) for kind in ("task", "fd")]
+        seen.append([name, counts[0], counts[1] - 1])
+    return seen
+
+
+def launch():
+    import os
+    import sys
 
     def read(count):
         data = b""
@@ -75,6 +86,3 @@ def run(sys, path):
         error.__traceback__ = error.__traceback__.tb_next
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)
-
-
-launch()

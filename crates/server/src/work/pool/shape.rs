@@ -7,10 +7,10 @@ use std::path::Path;
 
 use tare_engine::Stdin;
 use tare_engine::spec::command::Variable;
-use tare_engine::spec::{Spec, Tenant, Terminal, Volume};
+use tare_engine::spec::{Isolation, Network, Privilege, Spec, Tenant, Terminal, Volume};
 
-use crate::config::Config;
 use crate::config::pool::{PoolConfig, PoolStart, PoolsConfig};
+use crate::config::{Config, Key};
 use crate::work::languages::Code;
 use crate::work::programs::PACKAGES;
 use crate::work::run_request::{RunRequest, Warm, WarmWish};
@@ -42,20 +42,21 @@ impl PoolName {
         }
     }
 
+    /// What a request can get from this pool.
+    pub fn gives(self) -> &'static [Warm] {
+        match self {
+            Self::Box => &[Warm::Box],
+            Self::Python => &[Warm::Clone, Warm::Fresh],
+            Self::Node => &[Warm::Fresh],
+        }
+    }
+
     /// Whether the first boxes are made before the server listens, and the server needs them.
     pub fn is_required(self, pools: &PoolsConfig) -> bool {
         match self {
             Self::Box => false,
             Self::Python => pools.python.start == PoolStart::AtStart,
             Self::Node => pools.node.start == PoolStart::AtStart,
-        }
-    }
-
-    /// What a request gets from this pool.
-    pub fn gives(self) -> Warm {
-        match self {
-            Self::Box => Warm::Box,
-            Self::Python | Self::Node => Warm::Fresh,
         }
     }
 }
@@ -76,10 +77,18 @@ pub struct Shape {
 pub struct Interpreter {
     pub command: Vec<OsString>,
     pub env: Vec<Variable>,
+    /// The command of the template that the interpreter is a copy of. `None` for one that is started
+    /// in its box.
+    pub template: Option<Vec<OsString>>,
 }
 
 /// The programs that interpreters run while they wait.
-const PYTHON: &str = include_str!("python.py");
+const PYTHON: &str = concat!(include_str!("python.py"), "\n\npreload()\nlaunch()\n");
+const PYTHON_TEMPLATE: &str =
+    concat!(include_str!("python.py"), "\n\n", include_str!("template.py"));
+/// Libraries that start threads when they are imported. A process with threads cannot be copied.
+const ONE_THREAD: [&str; 4] =
+    ["OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"];
 const NODE: &str = include_str!("node.js");
 /// Node loads a file before the program, and no text. The file empties itself. Programs do not expect
 /// their own files in this directory.
@@ -112,7 +121,8 @@ impl Shape {
             ..request.spec.clone()
         };
         if let Some(code) = &request.code
-            && let Some((pool, interpreter)) = Interpreter::of(code, pools)
+            && let Some((pool, interpreter)) =
+                Interpreter::of(code, pools, can_be_cloned(request, config))
             && !code.own_env(&request.exec.env).any(|(key, _)| decides_the_start(key))
         {
             let interpreter = Some(interpreter);
@@ -126,7 +136,7 @@ impl Shape {
 
 impl Interpreter {
     /// Returns the interpreter for code, and its pool, if there is one.
-    fn of(code: &Code, pools: &PoolsConfig) -> Option<(PoolName, Self)> {
+    fn of(code: &Code, pools: &PoolsConfig, by_clone: bool) -> Option<(PoolName, Self)> {
         let program = code.program.as_str();
         let path = code.arguments.first()?;
         let (pool, words, preload) = match code.language.as_str() {
@@ -137,11 +147,34 @@ impl Interpreter {
             }
             _ => return None,
         };
-        let words = words.into_iter().chain(preload.iter().map(String::as_str));
-        let command = words.map(OsString::from).collect();
+        let with_modules = |words: Vec<&str>| -> Vec<OsString> {
+            let words = words.into_iter().chain(preload.iter().map(String::as_str));
+            words.map(OsString::from).collect()
+        };
+        let by_clone = by_clone && pool == PoolName::Python && !pools.python.fresh;
+        let template = by_clone.then(|| with_modules(vec![program, "-c", PYTHON_TEMPLATE]));
+        let (command, env) = (with_modules(words), code.env.clone());
         let is_wanted = pool.config(pools).warm > 0;
-        is_wanted.then(|| (pool, Self { command, env: code.env.clone() }))
+        is_wanted.then_some((pool, Self { command, env, template }))
     }
+
+    pub fn template_env(&self) -> Vec<Variable> {
+        let one = |name: &&str| (OsString::from(name), OsString::from("1"));
+        self.env.iter().cloned().chain(ONE_THREAD.iter().map(one)).collect()
+    }
+}
+
+/// Returns whether a template can make the box of this request, and its key does not mind. The process
+/// of a clone is made before the cgroup that limits its processor time.
+fn can_be_cloned<T>(request: &RunRequest<T>, config: &Config) -> bool {
+    let spec = &request.spec;
+    let is_fresh = |key: &Key| key.warm.is_some() && Tenant::from(key.name.clone()) == spec.tenant;
+    !config.keys.iter().any(is_fresh)
+        && request.wish != WarmWish::Fresh
+        && spec.isolation == Isolation::Full
+        && spec.network == Network::None
+        && spec.privilege == Privilege::Unprivileged
+        && spec.limits.cpus.is_none()
 }
 
 /// Returns whether an interpreter or its C library reads this variable only when it starts.

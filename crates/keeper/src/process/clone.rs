@@ -1,0 +1,91 @@
+//! The clone of a template: the second process of its box, made with the keeper.
+//!
+//! It is a Python of tare's own program (`template.py` of the server) until it has confined itself, in
+//! the order of `launch::confine`. Everything that it needs for that is in one message of the keeper.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::process::Pid;
+use tare_control::{LaunchStep, Profile, Refusal, Report};
+use tare_kernel::clock::timespec;
+use tare_kernel::fds;
+use tare_kernel::landlock::Ruleset;
+
+use crate::output::Streams;
+use crate::process::launch::{Launch, LaunchFailure, identity, launch_failed, workdir};
+
+/// The first process that PID 1 of a namespace makes.
+const PID: Pid = Pid::from_raw(2).expect("2 is not 0");
+/// How long a clone may take to confine itself. A keeper that waits does not enforce its deadlines.
+const CONFINED_WITHIN: Duration = Duration::from_secs(5);
+
+/// A clone that is not confined yet.
+#[derive(Debug)]
+pub struct WaitingClone {
+    socket: OwnedFd,
+    /// For its own Landlock domain.
+    rules: Option<Ruleset>,
+}
+
+impl WaitingClone {
+    pub fn new(socket: OwnedFd, rules: Option<Ruleset>) -> Self {
+        Self { socket, rules }
+    }
+
+    /// Lets the clone confine itself and take its streams. Returns when it has.
+    pub fn start(self, launch: &Launch<'_>) -> Result<Pid, Report> {
+        let Streams::Given(streams) = &launch.streams else {
+            return Err(Report::Refused(Refusal::Malformed));
+        };
+        let mut passed: Vec<BorrowedFd<'_>> = streams.iter().map(AsFd::as_fd).collect();
+        passed.extend(self.rules.as_ref().map(AsFd::as_fd));
+        let confined = message(launch).and_then(|message| {
+            fds::send_with(self.socket.as_fd(), &message, &passed)?;
+            self.await_answer()
+        });
+        confined
+            .map(|()| PID)
+            .map_err(|error| -> LaunchFailure { (LaunchStep::Credentials, error) })
+            .map_err(launch_failed)
+    }
+
+    /// The answer is an error number, and 0 for success.
+    fn await_answer(&self) -> io::Result<()> {
+        let mut ready = [PollFd::new(&self.socket, PollFlags::IN)];
+        if poll(&mut ready, Some(&timespec(CONFINED_WITHIN)))? == 0 {
+            return Err(Errno::TIMEDOUT.into());
+        }
+        let mut answer = [0; 16];
+        let length = fds::receive(self.socket.as_fd(), &mut answer)?.bytes;
+        match str::from_utf8(&answer[..length]).ok().and_then(|text| text.parse().ok()) {
+            Some(0) => Ok(()),
+            Some(errno) => Err(io::Error::from_raw_os_error(errno)),
+            None => Err(Errno::PIPE.into()),
+        }
+    }
+}
+
+/// One line of numbers, then the working directory, then the seccomp program. The numbers are the
+/// user, the group, the length of the working directory, and pairs of a resource and its limit.
+fn message(launch: &Launch<'_>) -> io::Result<Vec<u8>> {
+    let Profile { limits, seccomp, .. } = launch.profile;
+    let invalid = || io::Error::from(Errno::INVAL);
+    let user = identity(launch.profile, launch.exec).ok_or_else(invalid)?;
+    let workdir = workdir(launch).ok_or_else(invalid)?.into_bytes();
+    let mut line = format!("{} {} {}", user.uid, user.gid, workdir.len());
+    for limit in limits {
+        let resource = rustix::process::Resource::from(limit.resource) as u32;
+        line.push_str(&format!(" {resource} {}", limit.value));
+    }
+    line.push('\n');
+    let filter = seccomp.iter().flat_map(|one| {
+        let [low, high] = one.code.to_ne_bytes();
+        let [a, b, c, d] = one.k.to_ne_bytes();
+        [low, high, one.jump_true, one.jump_false, a, b, c, d]
+    });
+    Ok(line.into_bytes().into_iter().chain(workdir).chain(filter).collect())
+}

@@ -1,0 +1,113 @@
+//! Templates: interpreters that wait and make boxes, each with a copy of themselves.
+//!
+//! A template is in a box of its own. The boxes that it makes end with that box, so the box of a template
+//! that is not needed any more ends after the last of them. Functions that make something block their
+//! thread.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use tare_engine::{Context as _, Engine, Error, ExecSpec, Prepared, Session, Stdin};
+
+use crate::admission::Admitted;
+use crate::config::pool::InterpreterConfig;
+use crate::work::pool::member::{StartAs, start};
+use crate::work::pool::shape::Shape;
+
+/// What the boxes of a template share. While one of them holds it, the template's box lives.
+#[derive(Debug)]
+pub struct Template {
+    /// Takes orders.
+    socket: OwnedFd,
+    made: AtomicU32,
+    since: Instant,
+}
+
+impl Template {
+    /// Makes a box with a copy of the template.
+    pub fn make_box(&self, engine: &Engine, shape: &Shape) -> Result<Prepared, Error> {
+        let made = engine.clone_of(self.socket.as_fd(), &shape.spec, shape.pool.as_str())?;
+        self.made.fetch_add(1, Ordering::Relaxed);
+        Ok(made)
+    }
+
+    /// Whether it has made a box.
+    pub fn is_proven(&self) -> bool {
+        self.made.load(Ordering::Relaxed) > 0
+    }
+
+    /// All clones of one template have the same hash seed and
+    /// address layout.
+    fn is_old(&self, config: &InterpreterConfig) -> bool {
+        self.made.load(Ordering::Relaxed) >= config.clones || self.since.elapsed() >= config.age.0
+    }
+
+    pub fn age(&self) -> Duration {
+        self.since.elapsed()
+    }
+}
+
+/// The box of a template.
+#[derive(Debug)]
+pub struct TemplateBox {
+    pub session: Session,
+    process: Session,
+    /// It counts as a box, without a promise.
+    pub admitted: Admitted,
+    pub template: Arc<Template>,
+    /// The interpreter has ended.
+    is_dead: bool,
+}
+
+impl TemplateBox {
+    /// Starts the interpreter of a template, and waits until it is ready.
+    pub fn make(engine: &Engine, shape: &Shape, mut admitted: Admitted) -> Result<Self, Error> {
+        let Some(interpreter) = &shape.interpreter else {
+            return Err(Error::failed("a template without an interpreter"));
+        };
+        let pool = format!("{}-template", shape.pool.as_str());
+        let mut session = engine.template(&shape.spec, &pool)?.go_without_command()?;
+        admitted.box_is_made(session.id());
+        let spec = ExecSpec {
+            env: interpreter.template_env(),
+            ..ExecSpec::of(interpreter.template.iter().flatten())
+        };
+        let started = start(engine, &mut session, StartAs::Exec(&spec, Stdin::Socket));
+        let started = started.and_then(|process| {
+            let socket = process.its_streams().stdin.as_ref().map(OwnedFd::try_clone);
+            let socket = socket.ok_or_else(|| Error::failed("a template has no input"))?;
+            Ok((process, socket.context(|| "cannot keep the socket of a template".into())?))
+        });
+        match started {
+            Ok((process, socket)) => {
+                let template = Template { socket, made: AtomicU32::new(0), since: Instant::now() };
+                let template = Arc::new(template);
+                Ok(Self { session, process, admitted, template, is_dead: false })
+            }
+            Err(error) => {
+                // A box that cannot be ended stays on record as stuck, and every sweep tries again.
+                session.end().ok();
+                Err(error)
+            }
+        }
+    }
+
+    /// Returns whether the interpreter has died since the last call. Does not wait.
+    pub fn has_died(&mut self) -> bool {
+        let has_died = !self.is_dead && self.process.next_event().is_some();
+        self.is_dead |= has_died;
+        has_died
+    }
+
+    /// Returns whether another template must take its place.
+    pub fn is_useless(&self, config: &InterpreterConfig) -> bool {
+        self.is_dead || self.template.is_old(config)
+    }
+
+    /// Returns whether no box of the template is left, and no shelf uses it.
+    pub fn is_unused(&self) -> bool {
+        Arc::strong_count(&self.template) == 1
+    }
+}

@@ -1,0 +1,467 @@
+//! Copies of an interpreter that waits: each call gets one in a box of its own, looks to its code like a
+//! new interpreter, and shares nothing with the others that a call could have left there.
+
+use std::collections::BTreeSet;
+use std::io::Write as _;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tare_harness::skip::{has_program, is_root};
+use tare_harness::{
+    Process, Server, Tare, TemporaryDirectory, box_processes, eventually, eventually_within, skip,
+    tare,
+};
+
+use crate::serve::pool::{ENDINGS, PROBE, parsed, waiting};
+use crate::serve::quotas::sha256;
+
+const CLONES: &str = "[pool.python]\nwarm = 2\n";
+
+/// Skips where no interpreter can be cloned.
+macro_rules! needs_clones {
+    () => {
+        if !has_program("python3") || !is_root() {
+            skip!("clones need python3 and root");
+        }
+    };
+}
+
+fn code(code: &str) -> Value {
+    json!({ "language": "python", "code": code })
+}
+
+/// Runs code until a clone has run it.
+#[track_caller]
+fn in_clone(server: &Server, body: &Value) -> Value {
+    let mut result = Value::Null;
+    eventually("a clone waits", || {
+        result = server.post("/v1/run", body).was(200).json();
+        result["warm"] == "clone"
+    });
+    result
+}
+
+/// Makes the module `mine` of packages for Python.
+fn packages_with(packages: &TemporaryDirectory, mine: &str) {
+    std::fs::create_dir(packages.path().join("python")).expect("a directory");
+    packages.write("python/mine.py", mine);
+}
+
+/// The boxes of templates.
+fn templates(tare: &Tare) -> Vec<String> {
+    let all = waiting(tare).into_iter();
+    all.filter(|(_, pool)| pool == "python-template").map(|(id, _)| id).collect()
+}
+
+fn clones(tare: &Tare) -> Vec<String> {
+    let all = waiting(tare).into_iter();
+    all.filter(|(_, pool)| pool == "python").map(|(id, _)| id).collect()
+}
+
+/// The processes of a box that are alive, by its cgroups.
+fn processes_of(id: &str) -> Vec<Process> {
+    let is_of_box = |it: &Process| it.cgroups.iter().any(|path| path.contains(id));
+    box_processes().into_iter().filter(|it| !it.is_zombie && is_of_box(it)).collect()
+}
+
+/// The interpreter of a template.
+fn interpreter(id: &str) -> Process {
+    let mut processes = processes_of(id).into_iter();
+    processes.find(|it| it.name.starts_with("python")).expect("a template has an interpreter")
+}
+
+#[test]
+fn a_program_sees_the_same_in_a_clone_as_in_a_new_interpreter() {
+    needs_clones!();
+    let tare = tare!();
+    let server = Server::start_configured(&tare, CLONES);
+    for stdin in [None, Some("some\ninput\n")] {
+        let body = |warm: &str| {
+            json!({ "language": "python", "code": PROBE, "env": { "KEY": "a=\u{e9}\n" },
+                    "stdin": stdin, "warm": warm })
+        };
+        let cold = server.post("/v1/run", &body("off")).was(200).json();
+        let clone = in_clone(&server, &body("clone"));
+        let seen = |result: &Value| -> Value {
+            let stdout = result["stdout"].as_str().expect("a text");
+            serde_json::from_str(stdout).unwrap_or_else(|_| panic!("{result}"))
+        };
+        let (cold, clone) = (seen(&cold), seen(&clone));
+        for (what, expected) in cold.as_object().expect("an object") {
+            assert_eq!(&clone[what], expected, "{what}");
+        }
+    }
+    server.stop();
+}
+
+#[test]
+fn a_program_ends_the_same_way_in_a_clone() {
+    needs_clones!();
+    let tare = tare!();
+    let server = Server::start_configured(&tare, CLONES);
+    for program in ENDINGS {
+        let body = |warm: &str| json!({ "language": "python", "code": program, "warm": warm });
+        let cold = server.post("/v1/run", &body("off")).was(200).json();
+        let clone = in_clone(&server, &body("clone"));
+        for field in ["exit_code", "signal", "stdout", "stderr", "cause", "truncated"] {
+            assert_eq!(clone[field], cold[field], "{field} of {program}");
+        }
+    }
+    server.stop();
+}
+
+/// What a program may use after it was copied: other threads, processes, the C library's own state,
+/// modules that the template itself has used, and its own files in /proc.
+#[test]
+fn a_clone_can_do_what_a_new_interpreter_can() {
+    needs_clones!();
+    let tare = tare!();
+    let server = Server::start_configured(&tare, CLONES);
+    for program in [
+        "import threading\nlock = threading.RLock()\ndef f():\n    with lock:\n        with lock:\n            print(threading.get_native_id() != 2)\nt = threading.Thread(target=f); t.start(); t.join()",
+        "import ctypes\nlibc = ctypes.CDLL(None)\nprint(libc.getppid(), ctypes.sizeof(ctypes.c_long))\n@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)\ndef f(n): return n + 1\nprint(f(1))",
+        "import os\npid = os.fork()\nif pid == 0: os._exit(3)\nprint(os.waitpid(pid, 0)[1])",
+        "import multiprocessing as m\nprint(m.Pool(2).map(abs, [-1, -2]))",
+        "import subprocess, sys\nprint(subprocess.run([sys.executable, '-c', 'print(7)'], capture_output=True))",
+        "import socket\ns = socket.socket(); s.bind(('127.0.0.1', 80)); s.listen()\nc = socket.create_connection(('127.0.0.1', 80)); c.send(b'x'); print(s.accept()[0].recv(1))",
+        "import os\nprint(sorted(os.listdir('/proc/self/fd'))[:3], open('/dev/stdin').read())",
+        "import os\nprint(sorted(n for n in os.listdir('/proc') if n.isdigit()) == [str(os.getpid())])",
+        "import ctypes, os\nlibc = ctypes.CDLL(None)\nfor cpu in os.sched_getaffinity(0):\n    os.sched_setaffinity(0, [cpu]); print(libc.sched_getcpu() == cpu)",
+        "import signal, os\nsignal.signal(signal.SIGUSR1, lambda *a: print('signal'))\nos.kill(os.getpid(), signal.SIGUSR1)",
+        "import asyncio\nasync def f(): await asyncio.sleep(0.01); return 5\nprint(asyncio.run(f()))",
+        "import os\nopen('/dev/stdout', 'w').write('again\\n')",
+        // Landlock refuses this, and a device without it would not know the number.
+        "import fcntl\ntry: fcntl.ioctl(open('/dev/zero', 'rb'), 0x1234)\nexcept OSError as e: print(e.errno)",
+        // The filter: mount, ptrace, unshare, bpf, keyctl, perf_event_open, clone3, setns.
+        "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\nfor n in (165, 101, 272, 321, 250, 298, 435, 308, 155, 175, 246, 304, 310, 323):\n    print(n, libc.syscall(n, -1, 0, 0, 0, 0, 0), ctypes.get_errno())",
+    ] {
+        let body = |warm: &str| json!({ "language": "python", "code": program, "warm": warm });
+        let cold = server.post("/v1/run", &body("off")).was(200).json();
+        assert_eq!(cold["exit_code"], 0, "{cold}");
+        let clone = in_clone(&server, &body("clone"));
+        for field in ["exit_code", "stdout", "stderr"] {
+            assert_eq!(clone[field], cold[field], "{field} of {program}: {clone}");
+        }
+    }
+    server.stop();
+}
+
+#[test]
+fn clones_of_one_template_draw_different_random_numbers() {
+    needs_clones!();
+    let tare = tare!();
+    let modules = "['random', 'uuid', 'secrets', 'tempfile', 'ssl', 'multiprocessing', 'hashlib']";
+    let server = Server::start_configured(&tare, &format!("{CLONES}preload = {modules}\n"));
+    let draw = "import json, multiprocessing, os, random, secrets, ssl, tempfile, uuid\n\
+                print(json.dumps([random.random(), str(uuid.uuid4()), secrets.token_hex(),\n\
+                ssl.RAND_bytes(8).hex(), next(tempfile._get_candidate_names()),\n\
+                os.urandom(8).hex(), multiprocessing.current_process().authkey.hex()]))";
+    let mut drawn: Vec<Vec<Value>> = Vec::new();
+    for _call in 0..4 {
+        let result = in_clone(&server, &code(draw));
+        let numbers = serde_json::from_str(result["stdout"].as_str().expect("a text"));
+        drawn.push(numbers.unwrap_or_else(|_| panic!("{result}")));
+    }
+    for kind in 0..drawn[0].len() {
+        let distinct: BTreeSet<String> = drawn.iter().map(|it| it[kind].to_string()).collect();
+        assert_eq!(distinct.len(), drawn.len(), "{kind}: {drawn:?}");
+    }
+    assert_eq!(templates(&tare).len(), 1, "they are clones of one template");
+    server.stop();
+}
+
+#[test]
+fn what_a_clone_changes_is_in_no_other_clone_and_not_in_the_template() {
+    needs_clones!();
+    let tare = tare!();
+    let server = Server::start_configured(&tare, &format!("{CLONES}preload = ['json']\n"));
+    let change = "import builtins, json, os, sys\n\
+                  print(hasattr(json, 'mine'), 'MINE' in os.environ, os.listdir('/work'),\n\
+                  os.listdir('/tmp'), os.listdir('/dev/shm'), hasattr(builtins, 'mine'))\n\
+                  json.mine = builtins.mine = True\n\
+                  os.environ['MINE'] = '1'\n\
+                  for name in ('/work/x', '/tmp/x', '/dev/shm/x'): open(name, 'w').write('x')\n\
+                  sys.stdout.flush()\n";
+    for _call in 0..4 {
+        let result = in_clone(&server, &code(change));
+        let untouched = "False False ['main.py'] [] [] False\n";
+        assert_eq!((&result["stdout"], &result["exit_code"]), (&json!(untouched), &json!(0)));
+    }
+    server.stop();
+}
+
+#[test]
+fn files_packages_and_outputs_of_a_run_are_those_of_a_clone() {
+    needs_clones!();
+    let tare = tare!();
+    let packages = TemporaryDirectory::new();
+    packages_with(&packages, "VALUE = 41\n");
+    let config = format!("{CLONES}preload = ['mine']\n[boxes]\npackages = '{}'\n", packages.text());
+    let server = Server::start_configured(&tare, &config);
+    for size in [3, 200_000] {
+        let body = json!({
+            "language": "python",
+            "code": "import helper, mine\nopen('a', 'w').write(str(len(open('in/b').read()) + mine.VALUE))",
+            "files": [
+                { "path": "in/b", "content": "x".repeat(size) },
+                { "path": "helper.py", "content": "" },
+            ],
+            "outputs": ["a"],
+        });
+        let result = in_clone(&server, &body);
+        let expected = if size == 3 { "NDQ=" } else { "MjAwMDQx" };
+        assert_eq!(result["files"][0]["content_base64"], expected, "{result}");
+    }
+    server.stop();
+}
+
+#[test]
+fn a_clone_has_its_own_limits_and_deadline() {
+    needs_clones!();
+    let tare = tare!();
+    let server = Server::start_configured(&tare, CLONES);
+    let late = json!({ "language": "python", "code": "while True: pass", "timeout_ms": 500 });
+    let late = in_clone(&server, &late);
+    assert_eq!((&late["exit_code"], &late["cause"]), (&json!(124), &json!("timeout")), "{late}");
+    let template = templates(&tare);
+    let limits = json!({ "memory_bytes": 64 << 20 });
+    let hungry = json!({
+        "language": "python", "code": "x = bytearray(200 << 20)\nprint(len(x))", "limits": limits,
+    });
+    let killed = in_clone(&server, &hungry);
+    assert_eq!(killed["oom"], true, "{killed}");
+    assert!(templates(&tare).contains(&template[0]), "another box ran out of memory");
+    let crowd = "import os, time\nfor n in range(100):\n    if os.fork() == 0: time.sleep(100)\n";
+    let crowd = json!({ "language": "python", "code": crowd, "limits": { "pids": 20 } });
+    let crowd = in_clone(&server, &crowd);
+    assert_ne!(crowd["exit_code"], 0, "{crowd}");
+    server.stop();
+}
+
+/// All boxes of a template belong to one user of the host, whose limits they share.
+#[test]
+fn a_clone_that_uses_up_inotify_leaves_some_for_the_next_clone() {
+    needs_clones!();
+    let tare = tare!();
+    let server = Server::start_configured(&tare, CLONES);
+    let take = "import ctypes, os, sys, time\nlibc = ctypes.CDLL(None)\ncount = 0\n\
+                while libc.inotify_init() >= 0: count += 1\nprint(count, flush=True)\n";
+    let all = json!({ "language": "python", "code": format!("{take}time.sleep(1000)"),
+                      "timeout_ms": 600_000 });
+    in_clone(&server, &code("print(1)"));
+    eventually("the pool is full", || clones(&tare).len() == 2);
+    std::thread::scope(|threads| {
+        let held = threads.spawn(|| server.post("/v1/run", &all));
+        let mut running = Vec::new();
+        eventually("a clone runs", || {
+            let listed = parsed(&tare.call(["ls", "--json"]).ok());
+            running = listed.as_array().expect("a list").clone();
+            running.retain(|it| it["state"] == "running");
+            running.len() == 1
+        });
+        let next = in_clone(&server, &code(take));
+        assert_eq!(next["stdout"], "16\n", "{next}");
+        tare.call(["rm", "-f", running[0]["id"].as_str().expect("an id")]).ok();
+        let held = held.join().expect("it was answered").was(200).json();
+        assert_eq!((&held["stdout"], &held["warm"]), (&json!("16\n"), &json!("clone")));
+    });
+    server.stop();
+}
+
+#[test]
+fn a_request_or_a_key_can_refuse_a_clone() {
+    needs_clones!();
+    let tare = tare!();
+    let (shared, alone) = ("shared-key", "alone-key");
+    let keys = format!(
+        "[[keys]]\nname = 'shared'\nsha256 = '{}'\n[[keys]]\nname = 'alone'\nsha256 = '{}'\nwarm = 'fresh'\n",
+        sha256(shared),
+        sha256(alone)
+    );
+    let server = Server::start_configured(&tare, &format!("{CLONES}{keys}"));
+    let run = |key: &str, warm: Option<&str>| {
+        let mut body = code("print(1)");
+        if let Some(warm) = warm {
+            body["warm"] = warm.into();
+        }
+        let headers = [("Content-Type", "application/json"), ("X-API-Key", key)];
+        let answer = server.ask("POST", "/v1/run", &headers, body.to_string().as_bytes());
+        answer.was(200).json()["warm"].as_str().expect("a text").to_owned()
+    };
+    eventually("a clone waits", || run(shared, None) == "clone");
+    eventually("an interpreter waits", || run(shared, Some("fresh")) == "fresh");
+    assert_eq!(run(shared, Some("off")), "off");
+    for _call in 0..4 {
+        assert_ne!(run(alone, None), "clone");
+        assert_ne!(run(alone, Some("clone")), "clone");
+    }
+    eventually("an interpreter waits", || run(alone, None) == "fresh");
+    server.stop();
+}
+
+#[test]
+fn a_module_that_starts_a_thread_or_keeps_a_file_open_is_named_and_calls_go_on_without_clones() {
+    needs_clones!();
+    for (module, why) in [
+        (
+            "import threading, time\nthreading.Thread(target=time.sleep, args=[1000], daemon=True).start()",
+            "the module mine started a thread",
+        ),
+        ("file = open('/dev/zero')", "the module mine keeps a descriptor open"),
+        (
+            "import subprocess\nchild = subprocess.Popen(['sleep', '1000'])",
+            "a module started a process",
+        ),
+    ] {
+        let tare = tare!();
+        let packages = TemporaryDirectory::new();
+        packages_with(&packages, module);
+        let config = format!(
+            "{CLONES}preload = ['json', 'mine']\n[boxes]\npackages = '{}'\n",
+            packages.text()
+        );
+        let server = Server::start_configured(&tare, &config);
+        eventually("an interpreter waits", || {
+            let result = server.post("/v1/run", &code("print(1)")).was(200).json();
+            assert_ne!(result["warm"], "clone", "{result}");
+            result["warm"] == "fresh"
+        });
+        let log = server.log();
+        assert!(log.contains(why), "{log}");
+        assert_eq!(log.lines().filter(|line| line.contains("pool_failed")).count(), 1, "{log}");
+        assert_eq!(templates(&tare), Vec::<String>::new());
+        server.stop();
+    }
+}
+
+#[test]
+fn a_template_that_dies_is_replaced_and_its_clones_live_on() {
+    needs_clones!();
+    let tare = tare!();
+    let server = Server::start_configured(&tare, CLONES);
+    in_clone(&server, &code("print(1)"));
+    eventually("the pool is full", || clones(&tare).len() == 2);
+    let first = templates(&tare);
+    let members = clones(&tare);
+    interpreter(&first[0]).signal(Signal::KILL);
+    let result = server.post("/v1/run", &code("print(1)")).was(200).json();
+    assert_eq!((&result["warm"], &result["stdout"]), (&json!("clone"), &json!("1\n")));
+    assert!(members.contains(&result["id"].as_str().expect("an id").to_owned()));
+    eventually("there is another template", || {
+        in_clone(&server, &code("print(1)"));
+        let now = templates(&tare);
+        now.len() == 1 && now != first
+    });
+    let restarts = "tare_pool_template_restarts_total{pool=\"python\"} 1";
+    eventually("it is counted", || server.get("/metrics").was(200).text().contains(restarts));
+    server.stop();
+}
+
+#[test]
+fn a_template_is_listed_takes_no_request_and_is_replaced_when_it_is_removed() {
+    needs_clones!();
+    let tare = tare!();
+    let server = Server::start_configured(&tare, CLONES);
+    in_clone(&server, &code("print(1)"));
+    let first = templates(&tare);
+    let id = first[0].as_str();
+    assert!(tare.call(["ls", "-a"]).ok().stdout_text().contains("warm(python-template)"));
+    for command in [&["exec", id, "true"][..], &["attach", id], &["pause", id]] {
+        let refused = tare.call(command);
+        assert!(refused.code != 0, "{refused:?}");
+        assert!(refused.stderr_text().contains("waits in a pool"), "{refused:?}");
+    }
+    let exec = server.post(&format!("/v1/boxes/{id}/exec"), &json!({ "command": ["true"] }));
+    exec.refused(409, "warm");
+    tare.call(["rm", "-f", id]).ok();
+    eventually("there is another template", || {
+        in_clone(&server, &code("print(1)"));
+        let now = templates(&tare);
+        now.len() == 1 && now != first
+    });
+    tare.call(["audit"]).ok();
+    server.stop();
+    tare.call(["audit"]).ok();
+}
+
+#[test]
+fn a_template_is_renewed_after_a_number_of_clones_and_an_age() {
+    needs_clones!();
+    for limit in ["clones = 3", "age = '1s'"] {
+        let tare = tare!();
+        let server = Server::start_configured(&tare, &format!("{CLONES}{limit}\n"));
+        let mut seen = BTreeSet::new();
+        eventually_within(Duration::from_secs(60), "there were three templates", || {
+            in_clone(&server, &code("print(1)"));
+            seen.extend(templates(&tare));
+            seen.len() >= 3
+        });
+        eventually("old templates end", || templates(&tare).len() <= 2);
+        server.stop();
+        assert_eq!(waiting(&tare), []);
+    }
+}
+
+#[test]
+fn a_template_that_no_request_wants_ends_after_the_idle_time() {
+    needs_clones!();
+    let tare = tare!();
+    let server = Server::start_configured(&tare, &format!("{CLONES}idle = '2s'\n"));
+    in_clone(&server, &code("print(1)"));
+    eventually_within(Duration::from_secs(30), "none waits", || waiting(&tare).is_empty());
+    in_clone(&server, &code("print(1)"));
+    server.stop();
+}
+
+/// Each box is a process tree below the template's, and all of them below the server's.
+#[test]
+fn a_server_killed_with_a_full_pool_leaves_no_template_and_no_clone() {
+    needs_clones!();
+    let tare = tare!();
+    for _round in 0..5 {
+        let server = Server::start_configured(&tare, "[pool.python]\nwarm = 4\n");
+        in_clone(&server, &code("print(1)"));
+        let boxes: Vec<String> = waiting(&tare).into_iter().map(|(id, _)| id).collect();
+        let body = code("import time\nprint(1, flush=True)\ntime.sleep(1000)");
+        let mut client = server.connect();
+        let (head, text) = ("POST /v1/run HTTP/1.1\r\nHost: 127.0.0.1", body.to_string());
+        let fields = format!("Content-Type: application/json\r\nContent-Length: {}", text.len());
+        client
+            .write_all(format!("{head}\r\n{fields}\r\n\r\n{text}").as_bytes())
+            .expect("a request");
+        eventually("a clone runs", || {
+            let listed = parsed(&tare.call(["ls", "--json"]).ok());
+            listed.as_array().expect("a list").iter().any(|it| it["state"] == "running")
+        });
+        server.kill();
+        eventually("everything has ended", || boxes.iter().all(|id| processes_of(id).is_empty()));
+        let server = Server::start(&tare, &[]);
+        eventually("the next server has cleaned up", || {
+            let listed = parsed(&tare.call(["ls", "-a", "--json"]).ok());
+            listed.as_array().is_some_and(Vec::is_empty)
+        });
+        tare.call(["audit"]).ok();
+        server.stop();
+    }
+}
+
+#[test]
+fn many_calls_at_once_each_get_a_box_of_their_own() {
+    needs_clones!();
+    let tare = tare!();
+    let server = Server::start_configured(&tare, CLONES);
+    in_clone(&server, &code("print(1)"));
+    let ids: Vec<String> = std::thread::scope(|threads| {
+        let call = || {
+            let result = server.post("/v1/run", &code("print(6 * 7)")).was(200).json();
+            assert_eq!(result["stdout"], "42\n", "{result}");
+            result["id"].as_str().expect("an id").to_owned()
+        };
+        let calls: Vec<_> = (0..24).map(|_| threads.spawn(call)).collect();
+        calls.into_iter().map(|call| call.join().expect("it was answered")).collect()
+    });
+    assert_eq!(ids.iter().collect::<BTreeSet<_>>().len(), ids.len());
+    server.stop();
+    tare.call(["audit"]).ok();
+}
