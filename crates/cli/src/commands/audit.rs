@@ -81,7 +81,7 @@ pub fn run(args: &AuditArgs, context: &Context) -> Result<u8, Error> {
     } else {
         print_result(&as_text(&audit))?
     }
-    Ok(if audit.is_clean() { DONE } else { FAILED })
+    Ok(if audit.clean { DONE } else { FAILED })
 }
 
 fn as_text(audit: &Audit) -> String {
@@ -91,8 +91,8 @@ fn as_text(audit: &Audit) -> String {
         text += &table::render(&COLUMNS, &rows, table::columns_of_stdout());
         text.push('\n');
     }
-    text += &section("On the host without a record:", audit.orphans());
-    text += &section("In a record, but not so on the host:", audit.lost());
+    text += &section("On the host without a record:", &audit.orphans);
+    text += &section("In a record, but not so on the host:", &audit.lost);
     text += &stuck(audit);
     text += &kept_files(audit.kept_files.as_ref());
     text += &audit.removed.as_deref().map(removed).unwrap_or_default();
@@ -100,7 +100,7 @@ fn as_text(audit: &Audit) -> String {
     text
 }
 
-fn section<'a>(title: &str, found: impl Iterator<Item = &'a Finding>) -> String {
+fn section(title: &str, found: &[Finding]) -> String {
     let line = |finding: &Finding| {
         let remedy = finding.remedy().map(|remedy| format!(" ({remedy})")).unwrap_or_default();
         let action = match finding.duty {
@@ -111,14 +111,14 @@ fn section<'a>(title: &str, found: impl Iterator<Item = &'a Finding>) -> String 
         };
         format!("  {}; 'tare sweep' {action}{}\n", escaped(&finding.text), escaped(&remedy))
     };
-    let lines: String = found.map(line).collect();
+    let lines: String = found.iter().map(line).collect();
     if lines.is_empty() { lines } else { format!("{title}\n{lines}") }
 }
 
 /// Why stuck boxes still exist, without those whose damaged record was listed already.
 fn stuck(audit: &Audit) -> String {
     let is_said = |id: &BoxId| {
-        let mut said = audit.lost().filter(|it| it.id.as_ref() == Some(id));
+        let mut said = audit.lost.iter().filter(|it| it.id.as_ref() == Some(id));
         said.any(|it| matches!(it.kind, FindingKind::Record { .. }))
     };
     let stuck = audit.boxes.iter().filter(|one| !is_said(&one.id));
@@ -158,17 +158,16 @@ fn removed(boxes: &[RemovedSince]) -> String {
 
 fn verdict(audit: &Audit) -> String {
     let boxes = plural(audit.boxes.len(), "box", "boxes");
-    match audit.findings.len() {
-        0 => {
-            format!("{boxes}. Records and host agree: nothing is left over, nothing is missing.\n")
-        }
-        some => {
-            let differences = plural(some, "difference", "differences");
-            let is_swept = audit.findings.iter().any(|it| it.duty != Duty::Leave);
-            let remedy = if is_swept { " Run 'tare sweep' to clean up." } else { "" };
-            format!("{boxes}, {differences}.{remedy}\n")
-        }
+    if audit.clean {
+        return format!(
+            "{boxes}. Records and host agree: nothing is left over, nothing is missing.\n"
+        );
     }
+    let differences = plural(audit.orphans.len() + audit.lost.len(), "difference", "differences");
+    let mut findings = audit.orphans.iter().chain(&audit.lost);
+    let is_swept = findings.any(|it| it.duty != Duty::Leave);
+    let remedy = if is_swept { " Run 'tare sweep' to clean up." } else { "" };
+    format!("{boxes}, {differences}.{remedy}\n")
 }
 
 fn row(of: &AuditedBox) -> [String; 13] {

@@ -12,7 +12,6 @@ mod kept_files;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use serde::ser::{SerializeStruct, Serializer};
 
 use crate::audit::compare::compare;
 use crate::audit::findings::Finding;
@@ -33,19 +32,37 @@ use crate::time::{Moment, Timestamp};
 
 pub use crate::audit::kept_files::KeptFiles;
 
-#[derive(Debug)]
+/// The version of the fields of an audit. A field that changes its meaning changes it; a new field
+/// does not.
+const VERSION: u32 = 1;
+
+/// As `tare audit --json` and `GET /v1/audit` show it.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Debug, Serialize)]
 pub struct Audit {
-    /// When it was made.
+    /// The version of these fields.
+    pub version: u32,
+    /// When the audit was made.
     pub made: Moment,
     /// The boot of the host that the times of the boot clock belong to.
     pub boot_id: String,
-    /// The oldest first.
+    /// Whether records and host agree.
+    pub clean: bool,
+    /// Each box with everything that it holds, the oldest first.
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<Object>))]
     pub boxes: Vec<AuditedBox>,
-    pub findings: Vec<Finding>,
-    /// Files of clients of `tare serve`, below the state root. Not a difference.
+    /// What is on the host and in no record.
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<Object>))]
+    pub orphans: Vec<Finding>,
+    /// What is in a record and not on the host, or differs there.
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<Object>))]
+    pub lost: Vec<Finding>,
+    /// The files of clients of `tare serve` that are kept in the state root. Not a difference.
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Object>))]
     pub kept_files: Option<KeptFiles>,
     /// The boxes that were removed since a time, if that was asked for, in the order of their
-    /// removal.
+    /// removal, with their receipts.
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Vec<Object>>))]
     pub removed: Option<Vec<RemovedSince>>,
 }
 
@@ -93,44 +110,6 @@ pub enum KeptBy {
     Nothing,
 }
 
-impl Audit {
-    /// The version of the fields of an audit. A field that changes its meaning changes it; a new
-    /// field does not.
-    pub const VERSION: u32 = 1;
-
-    /// Whether records and host agree.
-    pub fn is_clean(&self) -> bool {
-        self.findings.is_empty()
-    }
-
-    /// Objects on the host that are in no record.
-    pub fn orphans(&self) -> impl Iterator<Item = &Finding> {
-        self.findings.iter().filter(|finding| finding.kind.is_unrecorded())
-    }
-
-    /// Objects of a record that are not on the host, or differ there.
-    pub fn lost(&self) -> impl Iterator<Item = &Finding> {
-        self.findings.iter().filter(|finding| !finding.kind.is_unrecorded())
-    }
-}
-
-/// The findings are two lists in JSON.
-impl Serialize for Audit {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut object = serializer.serialize_struct("Audit", 9)?;
-        object.serialize_field("version", &Self::VERSION)?;
-        object.serialize_field("made", &self.made)?;
-        object.serialize_field("boot_id", &self.boot_id)?;
-        object.serialize_field("clean", &self.is_clean())?;
-        object.serialize_field("boxes", &self.boxes)?;
-        object.serialize_field("orphans", &self.orphans().collect::<Vec<_>>())?;
-        object.serialize_field("lost", &self.lost().collect::<Vec<_>>())?;
-        object.serialize_field("kept_files", &self.kept_files)?;
-        object.serialize_field("removed", &self.removed)?;
-        object.end()
-    }
-}
-
 /// Lists everything that boxes hold, and every difference between records and host.
 pub fn audit(root: &StateRoot) -> Result<Audit, Error> {
     let objects = HostObjects::read(root);
@@ -138,17 +117,19 @@ pub fn audit(root: &StateRoot) -> Result<Audit, Error> {
     let comparison = compare(root, &objects, Some(&processes))?;
     let audited = comparison.boxes.into_iter().filter_map(|one| one.audited);
     let mut boxes: Vec<AuditedBox> = audited.collect();
-    boxes.sort_by(|one, other| {
-        let key = |it: &AuditedBox| (it.created_at, it.id.to_string());
-        key(one).cmp(&key(other))
-    });
-    let kept_files = KeptFiles::read(&root.layout);
+    boxes.sort_by(|one, other| (one.created_at, &one.id).cmp(&(other.created_at, &other.id)));
+    let clean = comparison.findings.is_empty();
+    let (orphans, lost) =
+        comparison.findings.into_iter().partition(|finding| finding.kind.is_unrecorded());
     Ok(Audit {
+        version: VERSION,
         made: Moment::now(),
         boot_id: root.host.boot_id.clone(),
+        clean,
         boxes,
-        findings: comparison.findings,
-        kept_files,
+        orphans,
+        lost,
+        kept_files: KeptFiles::read(&root.layout),
         removed: None,
     })
 }
@@ -182,7 +163,7 @@ pub fn audit_until_clean(root: &StateRoot) -> Result<Audit, Error> {
     let until = Instant::now() + CLEAN_WITHIN;
     loop {
         let found = audit(root)?;
-        if found.is_clean() || Instant::now() >= until {
+        if found.clean || Instant::now() >= until {
             return Ok(found);
         }
         #[expect(clippy::disallowed_methods, reason = "bounded by CLEAN_WITHIN")]

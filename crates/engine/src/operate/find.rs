@@ -142,10 +142,7 @@ pub fn list(root: &StateRoot) -> Result<Vec<Status>, Error> {
     };
     let mut statuses: Vec<Status> = ids.iter().filter_map(status).collect();
     tend_names(root, boxes.as_fd(), usize::MAX);
-    statuses.sort_by(|one, other| {
-        let key = |status: &Status| (status.created_at, status.id.to_string());
-        key(one).cmp(&key(other))
-    });
+    statuses.sort_by(|one, other| (one.created_at, &one.id).cmp(&(other.created_at, &other.id)));
     Ok(statuses)
 }
 
@@ -155,7 +152,7 @@ fn begins(id: &BoxId, reference: &str) -> bool {
 
 fn by_prefix(reference: &str, ids: &[BoxId], removed: &[BoxId]) -> Result<Option<BoxId>, Error> {
     let mut found = ids.to_vec();
-    found.sort_by(|one, other| one.as_str().cmp(other.as_str()));
+    found.sort();
     match found.as_slice() {
         [] => Ok(removed.iter().find(|id| begins(id, reference)).cloned()),
         [one] => Ok(Some(one.clone())),

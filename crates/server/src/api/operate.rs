@@ -7,9 +7,7 @@ use axum::extract::{Extension, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use serde::{Deserialize, Serialize};
 use tare_engine::spec::Tenant;
-use tare_engine::{
-    Audit, AuditedBox, ExecSpec, Finding, KeptFiles, Moment, RemovedSince, Swept, Timestamp,
-};
+use tare_engine::{Audit, ExecSpec, Swept, Timestamp};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::admission::Caller;
@@ -49,34 +47,6 @@ pub struct Readiness {
     pub status: &'static str,
     /// The time from the creation of a box to its removal.
     pub duration_ms: u64,
-}
-
-/// As `tare audit --json` prints it.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct AuditAnswer {
-    /// The version of these fields.
-    pub version: u32,
-    /// When the audit was made.
-    pub made: Moment,
-    /// The boot of the host that the times of the boot clock belong to.
-    pub boot_id: String,
-    /// Whether records and host agree.
-    pub clean: bool,
-    /// Each box with everything that it holds, the oldest first.
-    #[schema(value_type = Vec<Object>)]
-    pub boxes: Vec<AuditedBox>,
-    /// What is on the host and in no record.
-    #[schema(value_type = Vec<Object>)]
-    pub orphans: Vec<Finding>,
-    /// What is in a record and not on the host.
-    #[schema(value_type = Vec<Object>)]
-    pub lost: Vec<Finding>,
-    /// The files of clients that are kept in the state root.
-    #[schema(value_type = Option<Object>)]
-    pub kept_files: Option<KeptFiles>,
-    /// With `since`: the boxes that were removed since then, with their receipts.
-    #[schema(value_type = Option<Vec<Object>>)]
-    pub removed: Option<Vec<RemovedSince>>,
 }
 
 /// As `tare sweep --json` prints it.
@@ -233,29 +203,14 @@ pub async fn reload(State(app): State<AppState>) -> Result<StatusCode, ServiceEr
     path = "/v1/audit",
     tag = "server",
     params(AuditQuery),
-    responses((status = 200, body = AuditAnswer))
+    responses((status = 200, body = Audit))
 )]
 pub async fn audit(
     State(service): State<Service>,
     Query(query): Query<AuditQuery>,
-) -> Result<axum::Json<AuditAnswer>, ServiceError> {
+) -> Result<axum::Json<Audit>, ServiceError> {
     let since = query.since.as_deref().map(Timestamp::parse_or_ago).transpose()?;
-    let audit = service.audit(query.wait, since).await?;
-    let clean = audit.is_clean();
-    let Audit { made, boot_id, boxes, findings, kept_files, removed } = audit;
-    let (orphans, lost) = findings.into_iter().partition(|finding| finding.kind.is_unrecorded());
-    let version = Audit::VERSION;
-    Ok(axum::Json(AuditAnswer {
-        version,
-        made,
-        boot_id,
-        clean,
-        boxes,
-        orphans,
-        lost,
-        kept_files,
-        removed,
-    }))
+    Ok(axum::Json(service.audit(query.wait, since).await?))
 }
 
 /// Remove what an audit finds, and finish every box that has ended
