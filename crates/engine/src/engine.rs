@@ -37,7 +37,7 @@ use crate::session::files::{Copy, FileTransfer};
 use crate::session::logs::Logs;
 use crate::session::stdio::Stdin;
 use crate::session::{Session, attach, exec, files};
-use crate::spec::{BoxId, DetachOptions, Name, Spec, Tenant};
+use crate::spec::{BoxId, DetachOptions, Limits, Name, Spec, Tenant};
 use crate::teardown::OWN_WITHIN;
 use crate::time::Timestamp;
 
@@ -359,6 +359,11 @@ impl Engine {
     /// Returns the processes and the memory of a box as gauges count them; zero if it is gone.
     pub fn gauged_use(&self, id: &BoxId) -> GaugedUse {
         inspect::gauged_use(self.at(id))
+    }
+
+    /// Returns the limits of a box; `None` if it is gone or its record is damaged.
+    pub fn limits(&self, id: &BoxId) -> Option<Limits> {
+        inspect::limits(self.at(id))
     }
 
     /// Returns the processor time of a box, in microseconds.

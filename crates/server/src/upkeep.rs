@@ -119,10 +119,10 @@ async fn watch_all(service: &Service) -> Result<usize, ServiceError> {
 
 /// The guard of a box that exists already. The box counts for the key that created it.
 fn admitted(engine: &Engine, service: &Service, one: &Status) -> Admitted {
-    let spec = engine.details(&one.id).map(|details| details.spec).unwrap_or_default();
-    let limit = |name: &str| spec["limits"][name].as_u64().unwrap_or(0);
-    let pids = u32::try_from(limit("pids")).unwrap_or(u32::MAX);
-    let need = Need::of_existing(pids, limit("memory_bytes"));
+    let limits = engine.limits(&one.id);
+    let need = limits.map_or(Need::of_existing(0, 0), |limits| {
+        Need::of_existing(limits.pids.value(), limits.memory_bytes.value())
+    });
     service.admission.of_existing(&service.config(), one.key.as_deref(), &one.id, need)
 }
 

@@ -129,6 +129,11 @@ pub fn gauged_use(at: BoxAt<'_>) -> GaugedUse {
     }
 }
 
+/// Returns the limits of a box, by its record alone.
+pub fn limits(at: BoxAt<'_>) -> Option<Limits> {
+    Some(record(at)?.lines.created?.spec.limits)
+}
+
 /// Returns the processor time of a box, without asking its keeper.
 pub fn cpu_us(at: BoxAt<'_>) -> Option<u64> {
     CgroupReader::new(at, &record(at)?).usage_with_cpu().cpu_us
