@@ -52,7 +52,7 @@ pub use observe::view::{
 pub use operate::change::Changes;
 pub use operate::filter::{BoxFilter, Condition};
 pub use operate::find::Scope;
-pub use operate::stop::{EndWatch, Looked, Stopping};
+pub use operate::stop::{EndWatch, Looked, STOP_GRACE, Stopping};
 pub use receipt::{LeftAlone, Receipt};
 pub use record::lines::{EndedLine, Evidence, HeldItem, Reason, SeenGone};
 pub use session::attach::Attachment;

@@ -4,13 +4,11 @@ use std::time::Duration;
 
 use clap::Args;
 use tare_engine::spec::quantity;
-use tare_engine::{Actor, BoxId, Error};
+use tare_engine::{Actor, BoxId, Error, STOP_GRACE};
 
 use crate::commands::each::{Boxes, gather, named, on_box, print_line};
 use crate::context::{Context, Purpose};
 use crate::error::print_note;
-
-const GRACE: Duration = Duration::from_secs(10);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -44,7 +42,7 @@ pub fn run(args: &StopArgs, context: &Context) -> Result<u8, Error> {
     // CreateOrEnd finds the named box before it cleans up others. So a box that has just ended by
     // itself is still found, and the command succeeds.
     let engine = context.engine(Purpose::CreateOrEnd)?;
-    let grace = args.grace.unwrap_or(GRACE);
+    let grace = args.grace.unwrap_or(STOP_GRACE);
     let by = Actor::command("tare stop");
     // Ask all boxes before waiting for one, so that their grace periods run at the same time.
     let (stopping, not_asked) = gather(&args.boxes.boxes, |reference| {

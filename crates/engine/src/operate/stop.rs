@@ -29,6 +29,8 @@ use crate::session::link;
 use crate::spec::BoxId;
 use crate::teardown::{Leave, await_death};
 
+/// How long a command may take to stop if a request does not say it.
+pub const STOP_GRACE: Duration = Duration::from_secs(10);
 /// How long a keeper may take to end its box after the grace period.
 const AFTER_GRACE: Duration = Duration::from_secs(1);
 /// How long one wait for a keeper lasts before the box is observed again.

@@ -9,11 +9,11 @@ use tare_engine::{BoxFilter, Condition, DetachOptions, Details, Receipt, Status,
 use utoipa::{IntoParams, ToSchema};
 
 use crate::admission::Caller;
-use crate::api::openapi::{ARGUMENTS_MAX, BoxPath, VARIABLES_MAX, VOLUMES_MAX};
+use crate::api::openapi::{BoxPath, VARIABLES_MAX, VOLUMES_MAX};
 use crate::api::requested::RequestedBox;
 use crate::config::Config;
 use crate::error::ServiceError;
-use crate::http::bounded::{List, Texts};
+use crate::http::bounded::{ARGUMENTS_MAX, List, Texts};
 use crate::http::extract::{JsonWithBytes, Query};
 use crate::http::hint;
 use crate::work::Service;

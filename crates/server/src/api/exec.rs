@@ -12,13 +12,13 @@ use tare_engine::spec::{Terminal, User, command};
 use tare_engine::{Cause, ExecSpec};
 use utoipa::ToSchema;
 
-use crate::api::openapi::{ARGUMENTS_MAX, BoxPath, VARIABLES_MAX};
+use crate::api::openapi::{BoxPath, VARIABLES_MAX};
 use crate::api::processes::ExecStatus;
 use crate::api::requested::RequestedBox;
 use crate::api::stream;
 use crate::config::{Config, Limits};
 use crate::error::ServiceError;
-use crate::http::bounded::{List, Texts};
+use crate::http::bounded::{ARGUMENTS_MAX, List, Texts};
 use crate::http::extract::Json;
 use crate::http::frames::StreamFormat;
 use crate::http::text::Encoding;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::extract::State;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
-use tare_engine::{Cause, Changes, End, Status};
+use tare_engine::{Cause, Changes, End, STOP_GRACE, Status};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::api::openapi::BoxPath;
@@ -15,9 +15,6 @@ use crate::error::ServiceError;
 use crate::http::extract::{Json, Query};
 use crate::http::{Http, request_log};
 use crate::work::spec::{self, LimitsRequest};
-
-/// The time for a command to stop if the request names none.
-const GRACE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -125,7 +122,7 @@ pub async fn stop(
     request: Option<Json<StopRequest>>,
 ) -> Result<axum::Json<Status>, ServiceError> {
     let grace_ms = request.and_then(|Json(request)| request.grace_ms);
-    let grace = grace_ms.map_or(GRACE, Duration::from_millis);
+    let grace = grace_ms.map_or(STOP_GRACE, Duration::from_millis);
     let grace = spec::at_most("grace_ms", grace, service.config().limits.timeout_max.0)?;
     Ok(axum::Json(service.stop(&caller, id, grace).await?))
 }

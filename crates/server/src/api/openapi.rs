@@ -9,8 +9,6 @@ use utoipa::{IntoParams, OpenApi as _};
 
 use crate::http::error::ErrorBody;
 
-/// More arguments than the kernel takes (execve(2)).
-pub const ARGUMENTS_MAX: usize = 100_000;
 /// Fields of `env` and `labels`.
 pub const VARIABLES_MAX: usize = 10_000;
 /// Volumes of one box. The engine allows a few more, for tare's own.

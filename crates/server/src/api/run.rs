@@ -10,11 +10,11 @@ use utoipa::ToSchema;
 
 use crate::admission::Caller;
 use crate::api::exec::ExecResult;
-use crate::api::openapi::{ARGUMENTS_MAX, VARIABLES_MAX, VOLUMES_MAX};
+use crate::api::openapi::{VARIABLES_MAX, VOLUMES_MAX};
 use crate::api::stream;
 use crate::config::Config;
 use crate::error::ServiceError;
-use crate::http::bounded::{List, Texts};
+use crate::http::bounded::{ARGUMENTS_MAX, List, Texts};
 use crate::http::extract::Json;
 use crate::http::frames::StreamFormat;
 use crate::http::text::{Encoding, base64, from_base64};

@@ -86,7 +86,8 @@ impl AllowedVolume {
     }
 }
 
-fn named(setting: &str, error: &Error) -> Error {
+/// Names the setting that an error of the engine is about.
+pub fn named(setting: &str, error: &Error) -> Error {
     let wrong = Error::bad_request(format!("{setting}: {error}"));
     match error.hint() {
         Some(hint) => wrong.with_hint(hint.clone()),

@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer};
 use tare_engine::Error;
 use tare_engine::spec::quantity;
 
-use crate::config::boxes::Programs;
+use crate::config::boxes::{Programs, named};
 use crate::config::{ByteSize, Exposure, Key, Listen, Period};
 
 /// The tenant of executions without a credential. No key and no token can have this name.
@@ -166,13 +166,7 @@ impl Default for BoxesConfig {
 impl BoxesConfig {
     /// Checks what every box would be refused for.
     fn check(&self) -> Result<(), Error> {
-        let named = |name: &str, error: Error| {
-            let message = format!("[librechat.boxes] {name}: {error}");
-            match error.hint() {
-                Some(hint) => Error::bad_request(message).with_hint(hint.clone()),
-                None => Error::bad_request(message),
-            }
-        };
+        let named = |name: &str, error| named(&format!("[librechat.boxes] {name}"), &error);
         quantity::memory_bytes(&self.memory.0.to_string()).map_err(|it| named("memory", it))?;
         quantity::scratch_bytes(&self.scratch.0.to_string()).map_err(|it| named("scratch", it))?;
         quantity::pids(&self.pids.to_string()).map_err(|it| named("pids", it))?;

@@ -8,6 +8,9 @@ use std::fmt;
 use serde::de::{Error as _, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
+/// The arguments of a command: more than the kernel takes (execve(2)).
+pub const ARGUMENTS_MAX: usize = 100_000;
+
 /// A list of at most `MAX` values.
 #[derive(Debug)]
 pub struct List<T, const MAX: usize>(pub Vec<T>);

@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer};
 
 use crate::admission::Caller;
 use crate::error::ServiceError;
-use crate::http::bounded::List;
+use crate::http::bounded::{ARGUMENTS_MAX, List};
 use crate::http::extract::Json;
 use crate::librechat::answer::Answer;
 use crate::librechat::files::upload::USER_ID_BYTES_MAX;
@@ -43,8 +43,6 @@ pub struct CodeRequest {
     workspace_instance_id: Option<IgnoredAny>,
 }
 
-/// More arguments than the kernel takes (execve(2)).
-const ARGUMENTS_MAX: usize = 100_000;
 /// Bounds the list of references to inputs. Their size has its own limit.
 pub const REFERENCES_MAX: usize = 10_000;
 
