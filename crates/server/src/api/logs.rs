@@ -6,13 +6,14 @@ use axum::response::Response;
 use serde::Deserialize;
 use serde_json::json;
 use tare_engine::Timestamp;
+use tare_engine::logs::Stream;
 use utoipa::IntoParams;
 
 use crate::api::openapi::BoxPath;
 use crate::api::requested::RequestedBox;
 use crate::error::ServiceError;
 use crate::http::extract::Query;
-use crate::http::frames::{self, Output, StreamFormat, TextFrames};
+use crate::http::frames::{self, StreamFormat, TextFrames};
 use crate::http::text::Encoding;
 use crate::http::{Http, request_log};
 use crate::work::logs::{LogPart, LogPiece, LogRange, LogReader};
@@ -127,18 +128,15 @@ impl Shown {
     }
 
     fn record(&mut self, record: LogPiece) -> Vec<u8> {
-        let (output, bytes) = match record.chunk {
-            Chunk::Stdout(bytes) => (Output::Stdout, bytes),
-            Chunk::Stderr(bytes) => (Output::Stderr, bytes),
-        };
+        let Chunk { stream, bytes } = record.chunk;
         match self {
             Self::Frames(texts) => {
-                texts.frame_at(output, bytes, &record.time.to_string()).into_bytes()
+                texts.frame_at(stream, bytes, &record.time.to_string()).into_bytes()
             }
             Self::Text { timestamps: false, .. } => bytes,
-            Self::Text { in_line: [stdout, stderr], .. } => match output {
-                Output::Stdout => timed(&bytes, record.time, stdout),
-                Output::Stderr => timed(&bytes, record.time, stderr),
+            Self::Text { in_line: [stdout, stderr], .. } => match stream {
+                Stream::Stdout => timed(&bytes, record.time, stdout),
+                Stream::Stderr => timed(&bytes, record.time, stderr),
             },
         }
     }

@@ -165,7 +165,9 @@ pub async fn output(
         let mut position = Position::default();
         loop {
             match exec.output.next(&mut position).await {
-                Piece::Chunk(chunk) => sender.send(stream::frame(&mut texts, chunk)).await,
+                Piece::Chunk(chunk) => {
+                    sender.send(texts.frame(chunk.stream, chunk.bytes)).await;
+                }
                 Piece::Missed(bytes) => {
                     let missed = texts.event("missed", json!({ "bytes": bytes }));
                     sender.send(texts.flush() + &missed).await;

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use crate::error::ServiceError;
 use crate::http::error::error_json;
-use crate::http::frames::{Output, StreamFormat, TextFrames};
+use crate::http::frames::{StreamFormat, TextFrames};
 use crate::http::text::Encoding;
 use crate::work::output::{Chunk, OutputSink};
 
@@ -39,7 +39,7 @@ where
         let mut texts = TextFrames::new(format, encoding);
         let forwarding = async {
             while let Some(chunk) = chunks.recv().await {
-                sender.send(frame(&mut texts, chunk)).await;
+                sender.send(texts.frame(chunk.stream, chunk.bytes)).await;
             }
         };
         let (result, ()) = tokio::join!(running, forwarding);
@@ -50,13 +50,6 @@ where
         sender.send(texts.flush() + &last).await;
         Ok(())
     })
-}
-
-pub fn frame(texts: &mut TextFrames, chunk: Chunk) -> String {
-    match chunk {
-        Chunk::Stdout(bytes) => texts.frame(Output::Stdout, bytes),
-        Chunk::Stderr(bytes) => texts.frame(Output::Stderr, bytes),
-    }
 }
 
 pub fn json(value: &impl Serialize) -> Value {

@@ -241,7 +241,7 @@ async fn send_output(
     alive: &tokio::sync::watch::Sender<()>,
     client_timeout: Duration,
 ) -> Result<(), Gone> {
-    while let Some(Chunk::Stdout(bytes) | Chunk::Stderr(bytes)) = chunks.recv().await {
+    while let Some(Chunk { bytes, .. }) = chunks.recv().await {
         let message = Message::Binary(Bytes::from(bytes));
         match tokio::time::timeout(client_timeout, to.send(message)).await {
             Ok(Ok(())) => alive.send_replace(()),

@@ -9,8 +9,8 @@ use std::task::{Context, Poll};
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::Response;
-use futures_util::Stream;
 use serde_json::{Value, json};
+use tare_engine::logs::Stream;
 use tokio::sync::mpsc;
 use utoipa::ToSchema;
 
@@ -128,7 +128,7 @@ struct Streamed {
     failed: Option<axum::BoxError>,
 }
 
-impl Stream for Streamed {
+impl futures_util::Stream for Streamed {
     type Item = Result<Bytes, axum::BoxError>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -152,13 +152,6 @@ impl Stream for Streamed {
     }
 }
 
-/// The two output streams of a process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Output {
-    Stdout,
-    Stderr,
-}
-
 /// Output as frames of text: `stdout` and `stderr` with `data`.
 #[derive(Debug)]
 pub struct TextFrames {
@@ -172,14 +165,14 @@ impl TextFrames {
         Self { format, stdout: Utf8Pieces::new(encoding), stderr: Utf8Pieces::new(encoding) }
     }
 
-    pub fn frame(&mut self, output: Output, bytes: Vec<u8>) -> String {
-        let (name, data) = self.text(output, bytes);
+    pub fn frame(&mut self, stream: Stream, bytes: Vec<u8>) -> String {
+        let (name, data) = self.text(stream, bytes);
         self.format.frame(name, json!({ "data": data }))
     }
 
     /// A frame of output whose time is known.
-    pub fn frame_at(&mut self, output: Output, bytes: Vec<u8>, time: &str) -> String {
-        let (name, data) = self.text(output, bytes);
+    pub fn frame_at(&mut self, stream: Stream, bytes: Vec<u8>, time: &str) -> String {
+        let (name, data) = self.text(stream, bytes);
         self.format.frame(name, json!({ "time": time, "data": data }))
     }
 
@@ -188,10 +181,10 @@ impl TextFrames {
         self.format.frame(name, value)
     }
 
-    fn text(&mut self, output: Output, bytes: Vec<u8>) -> (&'static str, String) {
-        match output {
-            Output::Stdout => ("stdout", self.stdout.next(bytes)),
-            Output::Stderr => ("stderr", self.stderr.next(bytes)),
+    fn text(&mut self, stream: Stream, bytes: Vec<u8>) -> (&'static str, String) {
+        match stream {
+            Stream::Stdout => ("stdout", self.stdout.next(bytes)),
+            Stream::Stderr => ("stderr", self.stderr.next(bytes)),
         }
     }
 

@@ -1,28 +1,25 @@
 //! Events of a keeper as futures.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use tare_engine::{Context as _, Event};
 use tokio::io::Interest;
-use tokio::net::UnixStream;
+use tokio::io::unix::AsyncFd;
 
 use crate::error::ServiceError;
+use crate::fd;
 
 /// Waits for events of a keeper. It registers a second descriptor of the session's socket: the
 /// session keeps the first.
 #[derive(Debug)]
 pub struct Events {
-    socket: UnixStream,
+    socket: AsyncFd<OwnedFd>,
 }
 
 impl Events {
     pub fn of(fd: BorrowedFd<'_>) -> Result<Self, ServiceError> {
-        let registered = || {
-            let socket = std::os::unix::net::UnixStream::from(fd.try_clone_to_owned()?);
-            socket.set_nonblocking(true)?;
-            UnixStream::from_std(socket)
-        };
+        let registered = || fd::watched(fd.try_clone_to_owned()?, Interest::READABLE);
         let socket = registered().context(|| "cannot wait for events of the box".into())?;
         Ok(Self { socket })
     }
@@ -36,7 +33,7 @@ impl Events {
         if let Some(event) = receive() {
             return Ok(event);
         }
-        let received = || receive().ok_or(io::ErrorKind::WouldBlock.into());
+        let received = |_: &OwnedFd| receive().ok_or(io::ErrorKind::WouldBlock.into());
         let received = self.socket.async_io(Interest::READABLE, received).await;
         received.map_err(ServiceError::internal)
     }

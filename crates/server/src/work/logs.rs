@@ -6,7 +6,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use tare_engine::logs::{Logs, Stream};
+use tare_engine::logs::Logs;
 use tare_engine::{Context as _, Engine, Error, Keeper, Timestamp};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -162,14 +162,10 @@ fn piece(logs: &mut Logs) -> Result<Vec<LogPiece>, Error> {
             break;
         };
         total += record.bytes.len();
-        let bytes = record.bytes.to_vec();
         records.push(LogPiece {
             time: record.time,
             missed_bytes: record.missed_bytes,
-            chunk: match record.stream {
-                Stream::Stdout => Chunk::Stdout(bytes),
-                Stream::Stderr => Chunk::Stderr(bytes),
-            },
+            chunk: Chunk { stream: record.stream, bytes: record.bytes.to_vec() },
         });
     }
     Ok(records)

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tare_engine::logs::Stream;
 use tare_engine::{Cause, STDERR_BYTES};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -23,25 +24,9 @@ const LEFT_BYTES_MAX: usize = 1 << 20;
 
 /// Bytes of one stream, in the order of their writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Chunk {
-    Stdout(Vec<u8>),
-    Stderr(Vec<u8>),
-}
-
-impl Chunk {
-    pub fn bytes(&self) -> &[u8] {
-        match self {
-            Self::Stdout(bytes) | Self::Stderr(bytes) => bytes,
-        }
-    }
-
-    /// Returns the chunk without its first bytes.
-    pub fn from(&self, start: usize) -> Self {
-        match self {
-            Self::Stdout(bytes) => Self::Stdout(bytes[start..].to_vec()),
-            Self::Stderr(bytes) => Self::Stderr(bytes[start..].to_vec()),
-        }
-    }
+pub struct Chunk {
+    pub stream: Stream,
+    pub bytes: Vec<u8>,
 }
 
 /// Where the output of a command goes.
@@ -88,7 +73,7 @@ pub struct OutputPipe {
     /// How many more bytes are kept.
     left: u64,
     pub past_limit: PastLimit,
-    chunk: fn(Vec<u8>) -> Chunk,
+    stream: Stream,
     /// The last bytes, for the history of the box.
     last: Vec<u8>,
 }
@@ -98,7 +83,7 @@ impl OutputPipe {
         from: Option<Arc<AsyncFd<OwnedFd>>>,
         bytes_max: u64,
         charge: Charge,
-        chunk: fn(Vec<u8>) -> Chunk,
+        stream: Stream,
     ) -> Self {
         let captured = Captured::new(charge);
         Self {
@@ -106,7 +91,7 @@ impl OutputPipe {
             captured,
             left: bytes_max,
             past_limit: PastLimit::Truncate,
-            chunk,
+            stream,
             last: Vec::new(),
         }
     }
@@ -129,35 +114,23 @@ impl OutputPipe {
         Ok(())
     }
 
-    /// Reads what is in the pipe now, and can read more later. Does not wait.
-    pub async fn read_now(&mut self, output: &OutputSink) -> Result<(), Cause> {
-        while let Some(from) = self.from.clone() {
-            let place = output.place().await?;
-            match read_chunk(from.get_ref()) {
-                Ok(bytes) if !bytes.is_empty() => self.take(bytes, output, place),
-                Ok(_) => self.from = None,
-                Err(_) => return Ok(()),
-            }
-        }
-        Ok(())
-    }
-
     /// The last bytes that were read.
     pub fn last(&self) -> &[u8] {
         &self.last
     }
 
-    /// Reads what is in the pipe now. Does not wait for more.
-    pub async fn read_left(&mut self, output: &OutputSink) -> Result<(), Cause> {
+    /// Reads what is in the pipe now, and can read more later. Does not wait.
+    pub async fn read_now(&mut self, output: &OutputSink) -> Result<(), Cause> {
         let mut total = 0;
-        while let Some(from) = self.from.clone() {
+        while let Some(from) = self.from.clone().filter(|_| total < LEFT_BYTES_MAX) {
             let place = output.place().await?;
             match read_chunk(from.get_ref()) {
-                Ok(bytes) if !bytes.is_empty() && total < LEFT_BYTES_MAX => {
+                Ok(bytes) if !bytes.is_empty() => {
                     total += bytes.len();
                     self.take(bytes, output, place);
                 }
-                Ok(_) | Err(_) => self.from = None,
+                Ok(_) => self.from = None,
+                Err(_) => return Ok(()),
             }
         }
         Ok(())
@@ -174,7 +147,7 @@ impl OutputPipe {
         self.last.extend_from_slice(&bytes[bytes.len().saturating_sub(STDERR_BYTES)..]);
         self.last.drain(..self.last.len().saturating_sub(STDERR_BYTES));
         if let OutputSink::Remember(recent) = output {
-            return recent.add((self.chunk)(bytes));
+            return recent.add(Chunk { stream: self.stream, bytes });
         }
         let wanted = bytes.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
         self.left -= wanted as u64;
@@ -182,7 +155,7 @@ impl OutputPipe {
         bytes.truncate(wanted);
         match place {
             _ if bytes.is_empty() => {}
-            Some(place) => place.send((self.chunk)(bytes)),
+            Some(place) => place.send(Chunk { stream: self.stream, bytes }),
             None => self.captured.add(&bytes),
         }
     }

@@ -32,14 +32,12 @@ struct KeptOutput {
 impl KeptOutput {
     /// Joins small chunks, because each chunk takes memory of its own.
     fn put(&mut self, chunk: Chunk) {
-        match (self.chunks.back_mut(), chunk) {
-            (Some(Chunk::Stdout(last)), Chunk::Stdout(more))
-            | (Some(Chunk::Stderr(last)), Chunk::Stderr(more))
-                if last.len() + more.len() <= CHUNK_BYTES =>
-            {
-                last.extend_from_slice(&more);
-            }
-            (_, chunk) => self.chunks.push_back(chunk),
+        let fits = |last: &&mut Chunk| {
+            last.stream == chunk.stream && last.bytes.len() + chunk.bytes.len() <= CHUNK_BYTES
+        };
+        match self.chunks.back_mut().filter(fits) {
+            Some(last) => last.bytes.extend_from_slice(&chunk.bytes),
+            None => self.chunks.push_back(chunk),
         }
     }
 }
@@ -59,13 +57,13 @@ pub enum Piece {
 impl RecentOutput {
     pub fn add(&self, chunk: Chunk) {
         let mut held = locked(&self.held);
-        held.end += chunk.bytes().len() as u64;
+        held.end += chunk.bytes.len() as u64;
         held.put(chunk);
         while held.end - held.begin > KEPT_BYTES_MAX as u64 {
             let Some(first) = held.chunks.pop_front() else {
                 break;
             };
-            held.begin += first.bytes().len() as u64;
+            held.begin += first.bytes.len() as u64;
         }
         drop(held);
         self.changed.send_replace(());
@@ -104,11 +102,12 @@ impl RecentOutput {
         }
         let mut at = held.begin;
         for chunk in &held.chunks {
-            let end = at + chunk.bytes().len() as u64;
+            let end = at + chunk.bytes.len() as u64;
             if *place < end {
                 let seen = usize::try_from(*place - at).unwrap_or(0);
                 *place = end;
-                return Some(Piece::Chunk(chunk.from(seen)));
+                let bytes = chunk.bytes[seen..].to_vec();
+                return Some(Piece::Chunk(Chunk { stream: chunk.stream, bytes }));
             }
             at = end;
         }
@@ -118,10 +117,12 @@ impl RecentOutput {
 
 #[cfg(test)]
 mod tests {
+    use tare_engine::logs::Stream;
+
     use super::*;
 
     fn chunk(byte: u8, count: usize) -> Chunk {
-        Chunk::Stdout(vec![byte; count])
+        Chunk { stream: Stream::Stdout, bytes: vec![byte; count] }
     }
 
     #[tokio::test]
@@ -131,10 +132,10 @@ mod tests {
         recent.add(chunk(1, 1));
         assert_eq!(recent.next(&mut place).await, Piece::Chunk(chunk(1, 1)));
         recent.add(chunk(1, 1));
-        recent.add(Chunk::Stderr(vec![2]));
+        recent.add(Chunk { stream: Stream::Stderr, bytes: vec![2] });
         recent.end();
         assert_eq!(recent.next(&mut place).await, Piece::Chunk(chunk(1, 1)));
-        let second = Piece::Chunk(Chunk::Stderr(vec![2]));
+        let second = Piece::Chunk(Chunk { stream: Stream::Stderr, bytes: vec![2] });
         assert_eq!(recent.next(&mut place).await, second);
         assert_eq!(recent.next(&mut place).await, Piece::Over);
         assert_eq!(recent.counts(), (3, 0));

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::termios::{Winsize, tcsetwinsize};
+use tare_engine::logs::Stream;
 use tare_engine::{Cause, End, Event, Session};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -17,7 +18,7 @@ use crate::error::ServiceError;
 use crate::fd;
 use crate::work::events::Events;
 use crate::work::outcome::Captured;
-use crate::work::output::{Chunk, OutputPipe, OutputSink, PastLimit};
+use crate::work::output::{OutputPipe, OutputSink, PastLimit};
 
 /// Bounds reading the rest of the output: no process writes any more.
 const REST_WITHIN: Duration = Duration::from_secs(3);
@@ -94,9 +95,9 @@ impl Streams {
                 stdout.or_else(of_terminal),
                 bytes_max,
                 charge(),
-                Chunk::Stdout,
+                Stream::Stdout,
             ),
-            stderr: OutputPipe::new(stderr, bytes_max, charge(), Chunk::Stderr),
+            stderr: OutputPipe::new(stderr, bytes_max, charge(), Stream::Stderr),
             terminal,
         })
     }
@@ -124,7 +125,7 @@ impl Streams {
     /// hold the pipes open, so this does not wait for their end.
     pub async fn read_left(&mut self, output: &OutputSink) {
         let left =
-            async { tokio::join!(self.stdout.read_left(output), self.stderr.read_left(output)) };
+            async { tokio::join!(self.stdout.read_now(output), self.stderr.read_now(output)) };
         tokio::time::timeout(REST_WITHIN, left).await.ok();
     }
 
