@@ -26,7 +26,8 @@ use answer::{Answer, Machine, Table, save};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use setup::Setup;
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Instant;
 
@@ -141,12 +142,21 @@ fn prepare(workspace: &Workspace, options: &BenchOptions) -> Result<Setup, Failu
     let size = |it: &u64| usize::try_from(*it).unwrap_or(usize::MAX);
     Ok(Setup {
         tare: target.join("release/tare"),
-        earlier: options.earlier.clone(),
+        earlier: options.earlier.as_deref().map(|it| show_in_lanes(target, it)).transpose()?,
         packages,
         fastapi: servers::install_peer(target)?,
         rounds: size(&options.rounds),
         sizes: options.sizes.iter().map(size).collect(),
     })
+}
+
+/// Copies a binary to a place that a lane shows: its /tmp is another one than that of the host.
+fn show_in_lanes(target: &Path, binary: &Path) -> Result<PathBuf, Failure> {
+    let copy = target.join("bench/earlier-tare");
+    let doing = || format!("cannot copy {}", binary.display());
+    fs::create_dir_all(target.join("bench")).context(doing)?;
+    fs::copy(binary, &copy).context(doing)?;
+    Ok(copy)
 }
 
 fn in_lane(workspace: &Workspace, orders: &BenchOrders) -> Result<(), Failure> {

@@ -34,7 +34,8 @@ pub struct Machine {
     pub cpu: String,
     pub cpus: usize,
     pub memory_mib: u64,
-    /// The load average over the last minute, before the bench: how much other work there was.
+    /// The load average over the last minute. A bench reads it before it begins: how much other work
+    /// there was.
     pub load: String,
 }
 
@@ -179,11 +180,11 @@ impl Table {
         self
     }
 
-    /// Adds a goal for the quotient of two columns of a row.
-    pub fn with_quotient(mut self, row: &str, columns: [&str; 2], bound: Bound) -> Self {
-        let [over, under] = columns.map(|it| self.value(row, it));
-        let reached = over.zip(under).map(|(over, under)| over / under);
-        let what = format!("{row}, {} / {}", columns[0], columns[1]);
+    /// Adds a goal for the quotient of two numbers, each named by its row and column.
+    pub fn with_quotient(mut self, over: [&str; 2], under: [&str; 2], bound: Bound) -> Self {
+        let [dividend, divisor] = [over, under].map(|[row, column]| self.value(row, column));
+        let reached = dividend.zip(divisor).map(|(dividend, divisor)| dividend / divisor);
+        let what = format!("{} / {}", over.join(", "), under.join(", "));
         self.goals.push(Goal { what, bound, reached });
         self
     }
@@ -315,7 +316,7 @@ pub fn save(report: &impl Serialize, path: &Path) -> Result<(), Failure> {
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { date, commit, kernel, cpu, cpus, load, .. } = self;
-        write!(f, "{date}, Linux {kernel}, {cpus} x {cpu}, load {load} before, commit {commit}")
+        write!(f, "{date}, Linux {kernel}, {cpus} x {cpu}, load {load}, commit {commit}")
     }
 }
 
@@ -371,7 +372,7 @@ mod tests {
         ];
         Table::compare("print(1)", &[Metric::P50, Metric::P99], measured)
             .with_goal("tare serve", "x bwrap", Bound::AtMost(0.15))
-            .with_quotient("tare serve", ["p99 ms", "p50 ms"], Bound::AtMost(3.0))
+            .with_quotient(["tare serve", "p99 ms"], [BWRAP, "p50 ms"], Bound::AtMost(3.0))
             .with_goal("tare serve", "x FastAPI + bwrap", Bound::AtLeast(4.5))
     }
 
@@ -388,7 +389,7 @@ mod tests {
 | earlier         | -                 | not / installed |        |                   |         |         |
 
 - goal: tare serve, x bwrap: at most 0.15; 0.13, met
-- goal: tare serve, p99 ms / p50 ms: at most 3; 1.00, met
+- goal: tare serve, p99 ms / bwrap, p50 ms: at most 3; 0.13, met
 - goal: tare serve, x FastAPI + bwrap: at least 4.5: not measured
 ";
         assert_eq!(squeeze(&table().markdown()), squeeze(expected));

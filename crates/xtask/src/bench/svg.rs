@@ -18,7 +18,14 @@ pub fn draw(answer: &Answer) -> String {
     let mut body = String::new();
     let mut top = MARGIN;
     for table in &answer.tables {
-        text(&mut body, MARGIN, top + 14.0, &table.title, "font-weight=\"600\"");
+        let title = match (table.plot, table.columns.as_slice()) {
+            (Plot::Bars, [first, second, ..]) if is_p99(second) => {
+                format!("{}: {first}, and a line to the p99", table.title)
+            }
+            (Plot::Bars, [first, ..]) => format!("{}: {first}", table.title),
+            (Plot::Bars | Plot::Growth, _) => table.title.clone(),
+        };
+        text(&mut body, MARGIN, top + 14.0, &title, "font-weight=\"600\"");
         top += TITLE;
         top += match table.plot {
             Plot::Bars => bars(&mut body, table, top),
@@ -37,10 +44,14 @@ fn text(body: &mut String, x: f64, y: f64, words: &str, more: &str) {
     let _ = writeln!(body, "<text x=\"{x:.1}\" y=\"{y:.1}\" {more}>{words}</text>");
 }
 
+fn is_p99(column: &str) -> bool {
+    column.starts_with("p99")
+}
+
 /// The first column as bars, and the second as a line if it is a p99. Returns the height.
 fn bars(body: &mut String, table: &Table, top: f64) -> f64 {
     let first = |values: &[Option<f64>]| values.first().copied().flatten();
-    let has_p99 = table.columns.get(1).is_some_and(|it| it.starts_with("p99"));
+    let has_p99 = table.columns.get(1).is_some_and(|it| is_p99(it));
     let second = |values: &[Option<f64>]| values.get(1).copied().flatten().filter(|_| has_p99);
     let all = table.rows.iter().flat_map(|it| [first(&it.values), second(&it.values)]);
     let longest = all.flatten().fold(f64::MIN_POSITIVE, f64::max);
@@ -70,9 +81,7 @@ fn bars(body: &mut String, table: &Table, top: f64) -> f64 {
             y + 8.0,
             end - width
         );
-        let unit = table.columns.first().map_or("", String::as_str);
-        let label = format!("{} {unit}", number(Some(value)));
-        text(body, NAMES + end + 6.0, y + 13.0, &label, "");
+        text(body, NAMES + end + 6.0, y + 13.0, &number(Some(value)), "");
     }
     table.rows.len() as f64 * BAR + MARGIN
 }
@@ -93,8 +102,8 @@ fn growth(body: &mut String, table: &Table, top: f64) -> f64 {
         body,
         "<path d=\"M{left:.0} {high:.0}V{low:.0}H{right:.0}\" fill=\"none\" stroke=\"{GREY}\"/>"
     );
-    for x in &xs {
-        text(body, x_of(*x), low + 16.0, &number(Some(*x)), "text-anchor=\"middle\"");
+    for (x, name) in xs.iter().zip(&table.columns) {
+        text(body, x_of(*x), low + 16.0, name, "text-anchor=\"middle\"");
     }
     for power in -2..7 {
         let (value, y) = (10_f64.powi(power), y_of(10_f64.powi(power)));
@@ -114,7 +123,9 @@ fn growth(body: &mut String, table: &Table, top: f64) -> f64 {
         );
         // Names are listed beside the lines, because their ends may be close to each other.
         let fill = format!("fill=\"{colour}\"");
-        text(body, right + 14.0, high + 14.0 + 18.0 * index as f64, &row.name, &fill);
+        let exponent = number(row.values.get(xs.len()).copied().flatten());
+        let name = format!("{}, exponent {exponent}", row.name);
+        text(body, right + 14.0, high + 14.0 + 18.0 * index as f64, &name, &fill);
     }
     GROWTH_HEIGHT
 }
@@ -171,7 +182,7 @@ mod tests {
             attribute(&svg, "rect", "width").into_iter().map(|it| it.parse().unwrap()).collect();
         assert_eq!(widths.len(), 2);
         assert!((widths[0] / widths[1] - 4.0).abs() < 0.02, "{widths:?}");
-        assert!(svg.contains("not measured") && svg.contains("5.00 p50 ms"), "{svg}");
+        assert!(svg.contains("not measured") && svg.contains(">5.00<"), "{svg}");
         assert!(svg.contains("a &lt; b &amp; c"), "{svg}");
     }
 

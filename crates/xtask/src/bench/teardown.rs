@@ -1,8 +1,7 @@
 //! `bench teardown`: how long it takes until nothing is left of a process tree. `Engine::remove` of
 //! a box, beside a bare `cgroup.kill` and rmdir of the same tree.
 
-use super::answer::{BWRAP, Metric, PLAIN, Table};
-use super::answer::{Bound, Goal};
+use super::answer::{BWRAP, Bound, Metric, PLAIN, Table};
 use super::launch::{Launch, bwrap};
 use super::load::{Call, Contender, Plan, interleave, timed};
 use super::setup::{BareTree, Setup, until};
@@ -80,12 +79,8 @@ fn measure(setup: &Setup, engine: &Engine, tree: &Tree) -> Table {
     let measured = interleave(&subjects, &plan);
     let names = subjects.iter().map(|it| it.name.clone());
     let metrics = [Metric::P50, Metric::P99];
-    let mut table = Table::compare(&tree.title, &metrics, names.zip(measured).collect());
-    let p99 = |row: &str| table.value(row, "p99 ms");
-    let reached = p99(TARE).zip(p99(PLAIN)).map(|(ours, bare)| ours / bare);
-    let what = format!("{TARE}, p99 / p99 of {PLAIN}");
-    table.goals.push(Goal { what, bound: Bound::AtMost(1.5), reached });
-    table
+    let table = Table::compare(&tree.title, &metrics, names.zip(measured).collect());
+    table.with_quotient([TARE, "p99 ms"], [PLAIN, "p99 ms"], Bound::AtMost(1.5))
 }
 
 fn remove_box(
