@@ -281,6 +281,15 @@ fn a_volume_that_does_not_exist_is_refused_and_named() {
     refused(&tare, &["-v", "/nope:/x:ro", "--", "true"], &["/nope"]);
 }
 
+/// Users of docker write the name of an image first.
+#[test]
+fn an_image_in_place_of_a_program_is_refused_with_what_a_box_sees() {
+    let tare = tare!();
+    for image in ["alpine", "python:3.12-slim", "docker.io/library/alpine"] {
+        tare.run([image, "sh"]).exited(127).said(&[image, "a box has no image", "--rootfs"]);
+    }
+}
+
 #[test]
 fn an_invalid_volume_is_refused() {
     let tare = tare!();
