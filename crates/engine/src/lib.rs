@@ -39,7 +39,7 @@ pub use gauge::{Change, Counts, Gauge, GaugeSettings, Gauges, Level, Reading};
 pub use gauge::{Thresholds, Unit};
 pub use history::sentence::{Circumstances, Sentence, Subject};
 pub use history::steps::{History, Step, StepKind};
-pub use history::store::history_bytes;
+pub use history::store::{history_bytes, parse_history_bytes};
 pub use history::{Explanation, RemovedBox, STDERR_BYTES};
 pub use holdings::cgroup::STILL_POPULATED;
 pub use holdings::held::{Held, HeldNamespace, HeldPort, HeldProcess};

@@ -58,7 +58,8 @@ pub struct Order<'a> {
     pub ended: Option<&'a EndedLine>,
 }
 
-/// What the creator of a box has of it.
+/// What only the creator has: the keeper as its child, the uid claim, and its own look at what the
+/// box held.
 #[derive(Debug, Clone, Copy)]
 pub struct Own<'a> {
     /// The keeper, a child of this process. A child needs no proof, and must be reaped here.
@@ -303,8 +304,8 @@ fn remove(
 }
 
 /// Records that the removal has begun, so that the next command finishes it. An attached
-/// box needs no mark, because it goes with its creator. Returns false if the record
-/// cannot say it.
+/// box needs no mark, because it goes with its creator. Returns false if the record is
+/// damaged or cannot be written.
 fn mark_removal(record: &mut LockedRecord) -> bool {
     if record.damage.is_some() || record.lines.created.is_none() {
         return false;

@@ -51,9 +51,9 @@ pub enum Kind {
 const RETRY_AFTER_S: u32 = 2;
 /// The server sweeps this often. A sweep tries again to end boxes that are stuck.
 const STUCK_RETRY_AFTER_S: u32 = 30;
-/// The code of a box that could not be ended.
 /// The code of a refusal because the host has no room.
 pub const PRESSURE: &str = "pressure";
+/// The code of a box that could not be ended.
 pub const STUCK: &str = "stuck";
 
 impl ServiceError {

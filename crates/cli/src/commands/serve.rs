@@ -3,11 +3,10 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use tare_engine::Error;
+use tare_engine::{Error, parse_history_bytes};
 use tare_kernel::signals;
 use tare_server::{Listen, LogFormat, Options};
 
-use crate::commands::sweep::history_size;
 use crate::context::Context;
 use crate::exit::DONE;
 
@@ -40,7 +39,7 @@ pub struct ServeArgs {
     api_key_file: Option<PathBuf>,
 
     /// Size of all histories of removed boxes together, for this state root [default: 64m]
-    #[arg(long, value_name = "SIZE", value_parser = history_size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_history_bytes)]
     history_bytes: Option<u64>,
 
     /// Format of the log on stderr [default: human]

@@ -1,9 +1,8 @@
 //! `tare sweep`: removes what `tare audit` finds.
 
 use clap::Args;
-use tare_engine::spec::quantity;
 use tare_engine::spec::shown::escaped;
-use tare_engine::{Duty, Error, Outcome, Swept, history_bytes};
+use tare_engine::{Duty, Error, Outcome, Swept, parse_history_bytes};
 
 use crate::context::{Context, Purpose};
 use crate::error::{print_json, print_result};
@@ -20,8 +19,8 @@ Examples:
 ///
 /// Removes objects on the host that have no record. Finishes boxes that have ended:
 /// removes their last processes and cgroups, and records their end. What a box keeps
-/// stays until its retention has passed; then it is removed. A box that is alive, or may
-/// be alive, is never touched, and neither is one of another state root.
+/// stays until its retention has passed; then it is removed. A box that is alive, on
+/// record and within its lease is never touched, and neither is one of another state root.
 ///
 /// You do not have to run this: every command does a part of it. A box that cannot be
 /// ended in time is 'stuck'; its record has the step and the reason. It delays no other
@@ -39,14 +38,9 @@ pub struct SweepArgs {
     #[arg(long)]
     json: bool,
 
-    /// First set the size of all histories of removed boxes together; the key with the most loses its oldest
-    #[arg(long, value_name = "SIZE", value_parser = history_size, conflicts_with = "dry_run")]
+    /// Before the sweep, limit all stored histories together to SIZE; the key with the most loses its oldest
+    #[arg(long, value_name = "SIZE", value_parser = parse_history_bytes, conflicts_with = "dry_run")]
     history_bytes: Option<u64>,
-}
-
-/// Parses a size for all histories together.
-pub fn history_size(text: &str) -> Result<u64, Error> {
-    history_bytes(quantity::bytes(text)?)
 }
 
 pub fn run(args: &SweepArgs, context: &Context) -> Result<u8, Error> {

@@ -28,7 +28,7 @@ const DRAIN_SILENCE: Duration = Duration::from_secs(3);
 const LAST_BYTES_MAX: u64 = 2 << 20;
 /// How long a command may run on after the user's terminal has hung up, as with `tare stop`.
 const HANGUP_GRACE: Duration = Duration::from_secs(10);
-/// The same after the user's second signal: tare reads only what is in the pipes already.
+/// Replaces [`DRAIN_SILENCE`] after the user's second signal: tare reads only what is in the pipes already.
 const HASTY_SILENCE: Duration = Duration::from_millis(50);
 
 /// Where the command's output goes.

@@ -81,7 +81,7 @@ pub fn settle(at: BoxAt<'_>, effort: Effort<'_>) -> Result<Outcome, Error> {
     Ok(settle_with_receipt(at, effort)?.0)
 }
 
-/// Does the same, and returns the receipt of a box that it has removed.
+/// Settles a box like [`settle`], and also returns the receipt if the box was removed.
 pub fn settle_with_receipt(
     at: BoxAt<'_>,
     effort: Effort<'_>,

@@ -22,9 +22,9 @@ use crate::teardown::OTHERS_WITHIN;
 /// How many records one command looks at, so that on a host with thousands of live boxes it does
 /// not pay for all of them. A command that lists boxes looks at all.
 const LOOK_AT_MOST: usize = 16;
-/// Up to this many boxes, every command lists all of them and chooses some. With N times as many,
-/// one command in N lists them and looks at N times as many, so the average cost stays the same.
-const NAMES_MOST: usize = 256;
+/// How many records a command lists on average. With N times as many, one command in N lists them
+/// and looks at N times as many.
+const LISTED_AVERAGE: usize = 256;
 
 const IN_PASSING: Effort<'static> = Effort { goal: Goal::Due, within: OTHERS_WITHIN };
 
@@ -34,7 +34,7 @@ pub fn tend(root: &StateRoot) -> Vec<BoxId> {
     let Ok(boxes) = state_root::open_boxes(&root.layout) else {
         return Vec::new();
     };
-    let turns = state_root::count(boxes.as_fd()).div_ceil(NAMES_MOST).max(1);
+    let turns = state_root::count(boxes.as_fd()).div_ceil(LISTED_AVERAGE).max(1);
     if random_below(turns) != 0 {
         return Vec::new();
     }

@@ -8,7 +8,7 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use tare_control::{REQUEST_BYTES_MAX, Received, Report, Request};
@@ -16,16 +16,13 @@ use tare_kernel::clock::timespec;
 use tare_kernel::process::Process;
 
 use crate::create::{self, Mode, NewBox};
-use crate::error::{Context, Error, ErrorKind, Hint, LimitName};
+use crate::error::{Context, Error, Hint, LimitName};
 use crate::history;
 use crate::host::layout::{BoxAt, StateRoot};
 use crate::record::LockedRecord;
+use crate::session::failure::{self, START_WITHIN};
 use crate::session::{Event, Session, TeardownFds};
 use crate::spec::{BoxId, DetachOptions, Limit, Spec, quantity};
-
-/// How long a box may take to start. A file system that does not answer must not block the creator
-/// forever.
-const START_WITHIN: Duration = Duration::from_secs(60);
 
 /// A box that was detached.
 #[derive(Debug)]
@@ -177,9 +174,7 @@ fn await_report(
         }
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(Error::new(ErrorKind::NoAnswer, "the box did not start in time")
-                .caused_by(format!("it took more than {} s", START_WITHIN.as_secs()))
-                .with_hint("does the file system of its root and of each volume answer?"));
+            return Err(failure::started_late());
         }
         let mut fds = vec![PollFd::new(session.channel(), PollFlags::IN)];
         fds.extend(given_up.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));

@@ -102,7 +102,7 @@ impl Prepared {
         self.session.keeper()
     }
 
-    /// Ends a box that no request has claimed.
+    /// Returns the session that owns the box, so that the caller can end it unclaimed.
     pub fn into_session(self) -> Session {
         self.session
     }
@@ -116,6 +116,7 @@ impl Prepared {
         let sent = sent.and_then(|frame| {
             unless_gone(session.channel().send_frame(&frame, &[]))
                 .context(|| "cannot tell the keeper to go".into())
+                .map_err(|error: Error| error.with_hint(Hint::SeeDoctor))
         });
         match sent {
             Ok(()) => Ok(session),
@@ -393,6 +394,7 @@ fn send_plan(link: &Channel, plan: &tare_control::Plan) -> Result<(), Error> {
     let frame = encode(plan, PLAN_BYTES_MAX).map_err(too_large)?;
     unless_gone(link.send_frame(&frame, &[]))
         .context(|| "cannot hand the plan to the keeper".into())
+        .map_err(|error: Error| error.with_hint(Hint::SeeDoctor))
 }
 
 /// Ignores that the keeper has died: its report or its death gives the reason later.

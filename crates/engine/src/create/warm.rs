@@ -52,7 +52,7 @@ impl Prepared {
         Self { session, timeout: spec.timeout, lease }.go(exec)
     }
 
-    /// Makes the box without a command, for a process that waits in it.
+    /// Sends the go without a command. The box then waits for execs.
     pub fn go_without_command(self) -> Result<Session, Error> {
         Self { timeout: None, ..self }.go(None)
     }

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! A live box and a removed box take the same path: [`history`] is a pure function of the sources.
-//! It believes nothing that a keeper wrote. No step is longer than a line, is before the box or
-//! after now, or reaches a terminal as anything but visible characters.
+//! It does not trust the keeper: it cuts texts to one line, escapes control characters, and moves
+//! every time between the creation and now.
 
 use std::time::Duration;
 

@@ -39,7 +39,7 @@ use crate::history::segments::{
     self, FIRST, NewLine, PRIVATE, SEGMENT_BYTES_READ, SEGMENTS, Segment,
 };
 use crate::history::steps::Sources;
-use crate::spec::quantity::show_bytes;
+use crate::spec::quantity::{self, show_bytes};
 use crate::spec::{BoxId, Tenant};
 use crate::time::{Timestamp, from_now};
 
@@ -54,6 +54,11 @@ const LINE_BYTES_MAX: usize = 16 << 10;
 const RESERVED_BYTES: usize = 4 << 10;
 /// The most space that is reserved.
 const RESERVED_BYTES_MAX: u64 = 1 << 20;
+
+/// Parses a size for all histories together.
+pub fn parse_history_bytes(text: &str) -> Result<u64, Error> {
+    history_bytes(quantity::bytes(text)?)
+}
 
 /// Checks a size for all histories together.
 pub fn history_bytes(bytes: u64) -> Result<u64, Error> {

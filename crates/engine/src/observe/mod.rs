@@ -1,6 +1,7 @@
 //! Compares the record of a box with the kernel.
 //!
-//! [`observe`] reads and never waits, so `ls` and `audit` cost the same for every box. Only a
+//! [`observe`] reads, so `ls` and `audit` cost the same for every box. It waits for one thing: a
+//! keeper without a recorded identity is asked on its socket, and a stopped one answers late. Only a
 //! caller that is about to act on what it saw calls [`Observation::await_change`] and observes
 //! again. This folder never changes a record and never signals a process.
 
@@ -38,8 +39,8 @@ pub struct Observation {
     pub paused: bool,
     /// The host was started again since the box was created.
     pub is_of_earlier_boot: bool,
-    /// The creator of a box that was not detached is gone or about to be, and takes the processes of
-    /// the box along: the kernel has told them to die, and some are not dead yet.
+    /// The creator died before it detached the box. The kernel has sent SIGKILL to the box's
+    /// processes, and some have not exited yet.
     pub dying: bool,
     /// Processes are in the box's cgroup although no keeper was found.
     occupied: bool,

@@ -70,7 +70,7 @@ pub enum Request {
 pub fn allows(request: Request, state: State) -> bool {
     match request {
         Request::Use => matches!(state, State::Running | State::Stopping),
-        // A box that is stopping has a grace period to use.
+        // A stopping box cannot be paused: its grace period would pass while it is frozen.
         Request::Pause => matches!(state, State::Running | State::Paused),
         Request::Resume | Request::Update => {
             matches!(state, State::Running | State::Paused | State::Stopping)

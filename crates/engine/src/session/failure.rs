@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use tare_control::{LaunchStep, SetupStep};
@@ -11,6 +12,17 @@ use tare_kernel::spawn::SpawnStep;
 use crate::error::{Error, ErrorKind, Hint, LimitName};
 use crate::host::obstacle::{self, FailedStep};
 use crate::spec::shown::escaped;
+
+/// How long a box may take to start its command. A file system that does not answer must not block
+/// the caller for ever.
+pub const START_WITHIN: Duration = Duration::from_secs(60);
+
+/// Returns the error for a box that took longer than [`START_WITHIN`].
+pub fn started_late() -> Error {
+    Error::new(ErrorKind::NoAnswer, "the box did not start in time")
+        .caused_by(format!("it took more than {} s", START_WITHIN.as_secs()))
+        .with_hint("does the file system of its root and of each volume answer?")
+}
 
 /// Returns the error for a process that failed before it became the keeper.
 pub fn birth(step: SpawnStep, error: io::Error) -> Error {

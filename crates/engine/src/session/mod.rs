@@ -19,15 +19,14 @@ use std::cell::RefCell;
 use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FileType, fstat, major, minor};
-use rustix::io::retry_on_intr;
 use tare_control::{
     Cause, Channel, End, REPORT_BYTES_MAX, REQUEST_BYTES_MAX, Received, Report, Request,
 };
-use tare_kernel::clock::boot_ns;
+use tare_kernel::clock::{boot_ns, timespec};
 use tare_kernel::fds::open_null;
 use tare_kernel::process::Process;
 use tare_kernel::spawn::Child;
@@ -40,7 +39,7 @@ use crate::host::layout::StateRoot;
 use crate::receipt::{self, Receipt};
 use crate::record::LockedRecord;
 use crate::record::lines::{ClaimedLine, EndedLine, Evidence, HeldLine, Line, Reason, asked_for};
-use crate::session::failure::LaunchSubject;
+use crate::session::failure::{LaunchSubject, START_WITHIN};
 use crate::session::stdio::Streams;
 use crate::spec::{BoxId, Spec};
 use crate::teardown::{Leave, OWN_WITHIN, Order, Own, roll_back, tear_down};
@@ -285,6 +284,7 @@ impl Session {
 
     /// Waits until the command runs. An error says why it does not.
     pub fn wait_started(&mut self) -> Result<(), Error> {
+        let until = Instant::now() + START_WITHIN;
         loop {
             match self.next_event() {
                 Some(Event::Terminal(_)) => {}
@@ -298,9 +298,13 @@ impl Session {
                     return Err(Error::conflict(message).with_hint(Hint::SeeHowItEnded));
                 }
                 None => {
+                    let left = until.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return Err(failure::started_late());
+                    }
                     let mut fds = [PollFd::from_borrowed_fd(self.events_fd(), PollFlags::IN)];
-                    retry_on_intr(|| poll(&mut fds, None))
-                        .context(|| "cannot wait for the command to start".into())?;
+                    // After an interrupted wait the loop looks again.
+                    poll(&mut fds, Some(&timespec(left))).ok();
                 }
             }
         }

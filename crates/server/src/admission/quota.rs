@@ -187,7 +187,8 @@ impl Account {
                 quantity::show_bytes(most),
                 quantity::show_bytes(memory_bytes)
             );
-            return Err(ServiceError::limited("quota_memory_bytes", message, RETRY_AFTER_S));
+            return Err(ServiceError::limited("quota_memory_bytes", message, RETRY_AFTER_S)
+                .with_hint("remove a box, or ask the operator to raise memory_bytes in [[keys]]"));
         }
         Ok(())
     }
@@ -206,7 +207,8 @@ impl Account {
             let key = quota.name.as_str();
             let message = format!("key {key:?} may begin {rate} runs per second");
             let seconds = ((1.0 - bucket.left) / rate).ceil().clamp(1.0, 3600.0);
-            return Err(ServiceError::limited("quota_runs_per_second", message, seconds as u32));
+            return Err(ServiceError::limited("quota_runs_per_second", message, seconds as u32)
+                .with_hint("wait, or ask the operator to raise runs_per_second in [[keys]]"));
         }
         bucket.left -= 1.0;
         Ok(())

@@ -68,7 +68,7 @@ fn field(limit: LimitName) -> &'static str {
         LimitName::Pids => "limits.pids",
         LimitName::Cpus => "limits.cpus",
         LimitName::Scratch => "limits.scratch_bytes",
-        LimitName::Output => "output_bytes",
+        LimitName::Output => "the operator's [limits] output_bytes",
         LimitName::Timeout => "timeout_ms",
         LimitName::Lease => "lease_ms",
     }

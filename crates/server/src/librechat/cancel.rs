@@ -8,8 +8,8 @@
 //!     └────── cancel ──▶ Cancelled ──────────────┘
 //! ```
 //!
-//! A cancel may arrive before its request, which is then refused. Ids of different users have
-//! nothing to do with each other.
+//! A cancel may arrive before its request, which is then refused. A user cannot cancel a request of
+//! another user.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard};

@@ -1,4 +1,4 @@
-//! Files of clients, on disk, for a day. The store knows nothing about HTTP and boxes.
+//! Files of clients, on disk, for `[files] ttl`. The store knows nothing about HTTP and boxes.
 //!
 //! ```text
 //! DIRECTORY/lock                         locked by the one server that uses the directory

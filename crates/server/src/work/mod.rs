@@ -1,7 +1,8 @@
 //! The service layer: everything that an API can do. Every API calls [`Service`].
 //!
-//! It contains no HTTP type, no JSON shape and no authentication. An API turns its requests
-//! into the types of this folder, and the results into its own responses.
+//! It contains no HTTP type and no authentication. An API turns its requests into the types of
+//! this folder, and the results into its own responses. The parts of a request that every API
+//! shares, such as limits and volumes, have their JSON shape here.
 
 pub mod box_calls;
 pub mod boxes;

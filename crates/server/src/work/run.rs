@@ -397,7 +397,9 @@ impl Steps {
                 self.progress.set(format!("starting the box: its keeper is in {call}"));
             }
         }
-        ServiceError::internal(format!("the box was not created within {CREATE_TIMEOUT:?}"))
+        let message = format!("the box was not made within {CREATE_TIMEOUT:?}");
+        ServiceError::unavailable("not_started", message)
+            .with_hint("the server is busy, or a file system does not answer; /ready says which")
     }
 
     /// Passes input and output until the command ends.

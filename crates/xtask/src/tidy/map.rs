@@ -1,5 +1,6 @@
 //! Checks that the map of the code, ARCHITECTURE.md, agrees with the code: the row of each folder
-//! has the sentences that open the folder, and the table of dependencies names each of them.
+//! has the sentences that open the folder, every other file has a name on the map, and the table of
+//! dependencies names each of them.
 
 use super::Finding;
 use super::source::Source;
@@ -8,15 +9,24 @@ use std::path::Path;
 /// The crates whose folders are on the map.
 const CRATES: [&str; 4] = ["engine", "keeper", "server", "cli"];
 const DEPENDENCIES: &str = "## Dependencies";
+/// How the paragraph begins that names the files without a row.
+const OTHERS: &str = "Other files.";
 
 pub fn check(path: &str, text: &str, sources: &[Source]) -> Vec<Finding> {
     let finding = |line, what| Finding { path: path.into(), line, what };
     let mut found = Vec::new();
+    let others = text.split("\n\n").find(|paragraph| paragraph.starts_with(OTHERS)).unwrap_or("");
     for source in sources {
         if let Some(folder) = folder(&source.path)
             && !rows(text).any(|(_, name, _)| name == folder)
         {
             found.push(finding(1, format!("there is no row for {folder}")));
+        }
+        if let Some(name) = single_file(&source.path)
+            && !rows(text).any(|(_, row, _)| opens(&source.path, row))
+            && !others.contains(&format!("`{name}`"))
+        {
+            found.push(finding(1, format!("\"{OTHERS}\" does not name {name}")));
         }
     }
     for (line, name, said) in rows(text) {
@@ -51,6 +61,17 @@ fn folder(path: &Path) -> Option<String> {
     match parts.as_slice() {
         ["crates", name, "src", folder, "mod.rs"] if CRATES.contains(name) => {
             Some(format!("{name}/{folder}/"))
+        }
+        _ => None,
+    }
+}
+
+/// `time` of `crates/engine/src/time.rs`. The first file of a crate is its own.
+fn single_file(path: &Path) -> Option<&str> {
+    let parts: Vec<&str> = path.iter().filter_map(|part| part.to_str()).collect();
+    match parts.as_slice() {
+        ["crates", name, "src", file] if CRATES.contains(name) => {
+            file.strip_suffix(".rs").filter(|file| !matches!(*file, "lib" | "main"))
         }
         _ => None,
     }
@@ -98,6 +119,14 @@ mod tests {
         assert_eq!(check(&right.replace("checked", "unchecked")), 1);
         assert_eq!(check("| `engine/gauge/` | Gauges. |"), 1);
         assert_eq!(check(&format!("{right}| `engine/gone/` | Gone. |")), 1);
+    }
+
+    #[test]
+    fn every_file_without_a_row_is_named() {
+        let sources = [Source::new("crates/cli/src/hint.rs", "//! Hints.\n")];
+        assert_eq!(check("map", "A map.\n\nOther files. cli: `hint`.\n", &sources).len(), 0);
+        assert_eq!(check("map", "| `cli/hint.rs` | Hints. |\n", &sources).len(), 0);
+        assert_eq!(check("map", "`hint`\n\nOther files.\n", &sources).len(), 1);
     }
 
     #[test]
