@@ -71,10 +71,11 @@ fn number(path: &str, name: &str) -> u64 {
     word.and_then(|it| it.parse().ok()).unwrap_or(u64::MAX)
 }
 
-type Costs = [f64; COSTS.len()];
+/// What was measured of each cost.
+type Costs = [Vec<f64>; COSTS.len()];
 
 fn of_size(setup: &Setup, size: usize, repeats: usize) -> Result<(Costs, Table), String> {
-    let mut series: [Vec<f64>; COSTS.len()] = Default::default();
+    let mut series = Costs::default();
     let mut beside = None;
     for repeat in 0..repeats {
         let available = available_kib() as f64;
@@ -95,8 +96,7 @@ fn of_size(setup: &Setup, size: usize, repeats: usize) -> Result<(Costs, Table),
         series[4].push(took(|| setup.tare(&["sweep"]).run())?);
         expect_listed(setup, 0)?;
     }
-    let costs = series.map(|it| median(&it).unwrap_or(f64::NAN));
-    Ok((costs, beside.ok_or("there was no repeat")?))
+    Ok((series, beside.ok_or("there was no repeat")?))
 }
 
 fn took(run: impl FnOnce() -> Result<(), String>) -> Result<f64, String> {
@@ -165,14 +165,15 @@ fn next_box(setup: &Setup, size: usize) -> Table {
 
 fn growth(sizes: &[usize], totals: &[Costs]) -> Table {
     let row = |(index, name): (usize, &&str)| {
-        let values: Vec<f64> = totals.iter().map(|it| it[index]).collect();
+        let all = || totals.iter().map(|it| &it[index]);
+        let values: Vec<f64> = all().map(|it| median(it).unwrap_or(f64::NAN)).collect();
         let points: Vec<(f64, f64)> =
             sizes.iter().map(|it| *it as f64).zip(values.iter().copied()).collect();
         let values = values.into_iter().map(Some).chain([exponent(&points)]);
         Row {
             name: (*name).to_owned(),
             warm: None,
-            samples: points.len(),
+            samples: all().map(Vec::len).sum(),
             values: values.collect(),
             absent: None,
         }
@@ -192,10 +193,10 @@ mod tests {
 
     #[test]
     fn the_growth_of_each_operation_has_its_exponent() {
-        let table = growth(
-            &[10, 100],
-            &[[1.0, 2.0, 3.0, 4.0, 5.0, -6.0], [10.0, 2.0, 300.0, 40.0, 50.0, 60.0]],
-        );
+        let few = [1.0, 2.0, 3.0, 4.0, 5.0, -6.0].map(|it| vec![it]);
+        let many = [10.0, 2.0, 300.0, 40.0, 50.0, 60.0].map(|it| vec![it; 3]);
+        let table = growth(&[10, 100], &[few, many]);
+        assert_eq!(table.rows[0].samples, 4);
         assert_eq!(table.columns, ["10", "100", "exponent"]);
         let close = |row: &str, expected: f64| {
             let found = table.value(row, "exponent").unwrap();

@@ -98,10 +98,11 @@ impl Work {
         &self,
         setup: &Setup,
         title: &str,
-        plans: &[(String, Plan)],
+        plan: &Plan,
         metrics: &[Metric],
         is_cold: bool,
-    ) -> Result<Vec<Table>, Failure> {
+    ) -> Result<Table, Failure> {
+        eprintln!("{title}");
         let tare = self.server(setup)?;
         let packages = self.packages.as_deref();
         let fastapi = Server::fastapi(setup, packages)?;
@@ -125,22 +126,16 @@ impl Work {
             subjects.push(tare.subject(COLD, cold));
         }
         subjects.extend(earlier.as_ref().map(|it| it.subject(EARLIER, self.request())));
-        let tables = plans.iter().map(|(at, plan)| {
-            eprintln!("{title}{at}");
-            let names = subjects.iter().map(|it| it.name.clone());
-            let measured = names.zip(interleave(&subjects, plan)).collect();
-            Table::compare(&format!("{title}{at}"), metrics, measured)
-        });
-        Ok(tables.collect())
+        let names = subjects.iter().map(|it| it.name.clone());
+        let measured = names.zip(interleave(&subjects, plan)).collect();
+        Ok(Table::compare(title, metrics, measured))
     }
 
     /// One call at a time.
     fn latency(&self, setup: &Setup, title: &str, is_cold: bool) -> Result<Table, Failure> {
         let plan = Plan::one_at_a_time(setup.rounds, CALLS_IN_A_ROW);
-        let plans = [(", one call at a time".to_owned(), plan)];
-        let metrics = [Metric::P50, Metric::P99];
-        let mut tables = self.measure(setup, title, &plans, &metrics, is_cold)?;
-        Ok(tables.remove(0))
+        let title = format!("{title}, one call at a time");
+        self.measure(setup, &title, &plan, &[Metric::P50, Metric::P99], is_cold)
     }
 
     /// All calls at the same moment. The last answer counts.
@@ -151,30 +146,26 @@ impl Work {
             warm_up: 1,
             ..Plan::one_at_a_time(setup.rounds, 1)
         };
-        let plans = [(format!(", {callers} calls at once"), plan)];
-        let metrics = [Metric::Last, Metric::P50, Metric::P99];
-        let mut tables = self.measure(setup, title, &plans, &metrics, false)?;
-        Ok(tables.remove(0))
+        let title = format!("{title}, {callers} calls at once");
+        self.measure(setup, &title, &plan, &[Metric::Last, Metric::P50, Metric::P99], false)
     }
 }
 
-/// The pool of Python with so many boxes that wait.
-fn python_pool(warm: usize) -> String {
-    format!("[pool.python]\nwarm = {warm}\n")
+/// A pool with so many boxes that wait.
+fn pool(name: &str, warm: usize) -> String {
+    format!("[pool.{name}]\nwarm = {warm}\nmax = {}\n", warm.max(32))
 }
 
-fn box_pool(warm: usize) -> String {
-    format!("[pool.box]\nwarm = {warm}\n")
-}
-
-/// Boxes that wait in a pool under load.
+/// Boxes that wait for calls that come one at a time.
 const WARM: usize = 8;
 /// The default of a pool.
 const WARM_BY_DEFAULT: usize = 2;
+/// Calls at once that use the heap.
+const HEAP_CALLS: usize = 20;
 
 /// `print(1)` in Python, one call at a time.
 pub fn python(setup: &Setup) -> Result<Vec<Table>, Failure> {
-    let work = Work::python(PRINT, "1\n", &python_pool(WARM));
+    let work = Work::python(PRINT, "1\n", &pool("python", WARM));
     let table = work.latency(setup, "print(1) in Python over HTTP", true)?;
     let table = table.with_goal(TARE, &ratio_column(BWRAP), Bound::AtMost(0.15));
     let p99 = [TARE, "p99 ms"];
@@ -183,28 +174,29 @@ pub fn python(setup: &Setup) -> Result<Vec<Table>, Failure> {
 
 /// The same with numpy.
 pub fn numpy(setup: &Setup) -> Result<Vec<Table>, Failure> {
-    let work = Work::numpy(setup, &python_pool(WARM));
+    let work = Work::numpy(setup, &pool("python", WARM));
     let table = work.latency(setup, "import numpy over HTTP", true)?;
     Ok(vec![table.with_goal(TARE, &ratio_column(BWRAP), Bound::AtMost(0.05))])
 }
 
-/// Runs per second with 8 and 64 clients.
+/// Runs per second with 8 and 64 clients. As many boxes wait as there are clients.
 pub fn rate(setup: &Setup) -> Result<Vec<Table>, Failure> {
-    let work = [
-        ("/bin/true", Work::command(&["/bin/true"], &box_pool(WARM)), 2.0),
-        ("print(1) in Python", Work::python(PRINT, "1\n", &python_pool(WARM)), 4.5),
-        ("import numpy", Work::numpy(setup, &python_pool(WARM)), 20.0),
-    ];
-    let plans = [8, 64].map(|callers| (format!(", {callers} at once"), loaded(setup, callers)));
     let metrics = [Metric::Rate, Metric::P50, Metric::P99, Metric::Cpu];
     let mut all = Vec::new();
-    for (title, work, least) in work {
-        let tables = work.measure(setup, title, &plans, &metrics, false)?;
-        let goals = |it: Table| {
-            let rate = it.with_goal(TARE, &ratio_column(FASTAPI), Bound::AtLeast(least));
-            rate.with_quotient([TARE, "p99 ms"], [FASTAPI, "p99 ms"], Bound::AtMost(1.0))
-        };
-        all.extend(tables.into_iter().map(goals));
+    for callers in [8, 64] {
+        let python = pool("python", callers);
+        let work = [
+            ("/bin/true", Work::command(&["/bin/true"], &pool("box", callers)), 2.0),
+            ("print(1) in Python", Work::python(PRINT, "1\n", &python), 4.5),
+            ("import numpy", Work::numpy(setup, &python), 20.0),
+        ];
+        for (title, work, least) in work {
+            let title = format!("{title}, {callers} at once");
+            let table = work.measure(setup, &title, &loaded(setup, callers), &metrics, false)?;
+            let table = table.with_goal(TARE, &ratio_column(FASTAPI), Bound::AtLeast(least));
+            let p99 = [TARE, "p99 ms"];
+            all.push(table.with_quotient(p99, [FASTAPI, "p99 ms"], Bound::AtMost(1.0)));
+        }
     }
     Ok(all)
 }
@@ -223,21 +215,20 @@ fn loaded(setup: &Setup, callers: usize) -> Plan {
 /// Processor time of the whole machine for each call, one call at a time.
 pub fn cpu(setup: &Setup) -> Result<Vec<Table>, Failure> {
     let work = [
-        ("/bin/true", Work::command(&["/bin/true"], &box_pool(WARM))),
-        ("print(1) in Python", Work::python(PRINT, "1\n", &python_pool(WARM))),
+        ("/bin/true", Work::command(&["/bin/true"], &pool("box", WARM))),
+        ("print(1) in Python", Work::python(PRINT, "1\n", &pool("python", WARM))),
     ];
-    let plans = [(", processor time of a call".to_owned(), loaded(setup, 1))];
     let metrics = [Metric::Cpu, Metric::CpuUser, Metric::CpuKernel, Metric::P50];
-    let mut all = Vec::new();
-    for (title, work) in work {
-        all.extend(work.measure(setup, title, &plans, &metrics, true)?);
-    }
-    Ok(all)
+    let measure = |(title, work): (&str, Work)| {
+        let title = format!("{title}, processor time of a call");
+        work.measure(setup, &title, &loaded(setup, 1), &metrics, true)
+    };
+    work.into_iter().map(measure).collect()
 }
 
 /// A hundred calls at the same moment, from a pool of its default size.
 pub fn burst(setup: &Setup) -> Result<Vec<Table>, Failure> {
-    let work = Work::numpy(setup, &python_pool(WARM_BY_DEFAULT));
+    let work = Work::numpy(setup, &pool("python", WARM_BY_DEFAULT));
     let table = work.burst(setup, "import numpy over HTTP", 100)?;
     Ok(vec![table.with_goal(TARE, &ratio_column(BWRAP), Bound::AtMost(0.1))])
 }
@@ -245,11 +236,11 @@ pub fn burst(setup: &Setup) -> Result<Vec<Table>, Failure> {
 /// A heap of 64 MiB, of which each call touches 1 MiB.
 pub fn heap(setup: &Setup) -> Result<Vec<Table>, Failure> {
     let packages = heap_packages(setup.directory())?;
-    let pool = format!("{}preload = ['bench_heap']\n", python_pool(WARM));
+    let pool = format!("{}preload = ['bench_heap']\n", pool("python", HEAP_CALLS));
     let work = Work::python(HEAP, HEAP_PRINTED, &pool).with_packages(Some(packages));
     let title = "64 MiB of heap, 1 MiB touched";
     let one = work.latency(setup, title, false)?;
-    let many = work.burst(setup, title, 20)?;
+    let many = work.burst(setup, title, HEAP_CALLS)?;
     let memory = memory::measure(setup, title, &work)?;
     Ok(vec![
         one.with_goal(TARE, "p50 ms", Bound::AtMost(10.0)),
@@ -269,8 +260,8 @@ fn heap_packages(directory: &Path) -> Result<PathBuf, Failure> {
 
 /// The memory of a clone and of its template, with numpy.
 pub fn memory(setup: &Setup) -> Result<Vec<Table>, Failure> {
-    let print = Work::python(PRINT, "1\n", &python_pool(WARM_BY_DEFAULT));
-    let numpy = Work::numpy(setup, &python_pool(WARM_BY_DEFAULT));
+    let print = Work::python(PRINT, "1\n", &pool("python", WARM_BY_DEFAULT));
+    let numpy = Work::numpy(setup, &pool("python", WARM_BY_DEFAULT));
     Ok(vec![
         memory::measure(setup, "print(1) in Python", &print)?,
         memory::measure(setup, "import numpy", &numpy)?,
@@ -282,7 +273,7 @@ pub fn librechat(setup: &Setup) -> Result<Vec<Table>, Failure> {
     let work = Work {
         path: "/v1/exec",
         body: json!({ "lang": "py", "code": PRINT }),
-        ..Work::python(PRINT, "1\n", &python_pool(WARM))
+        ..Work::python(PRINT, "1\n", &pool("python", WARM))
     };
     let work = work.with_packages(Some(setup.packages.clone()));
     let table = work.latency(setup, "LibreChat's /exec of print(1)", false)?;

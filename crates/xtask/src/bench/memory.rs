@@ -7,7 +7,7 @@ use super::calls::Work;
 use super::launch::Launch;
 use super::load::Measured;
 use super::servers::Server;
-use super::setup::{BareTree, Setup, tare, until};
+use super::setup::{BareTree, Setup, comes_within, tare, until};
 use crate::failure::Failure;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -25,7 +25,10 @@ const STAY: &str = "\nimport time; time.sleep(600)";
 const REST_SHARE: f64 = 0.01;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(300);
 
-pub const RUNNING: &str = "tare serve, running";
+const RUNNING: &str = "tare serve, running";
+const WAITING: &str = "tare serve, warm (python)";
+/// How long a pool may take to make the next box.
+const REFILL_MAX: Duration = Duration::from_secs(2);
 
 pub fn measure(setup: &Setup, title: &str, work: &Work) -> Result<Table, Failure> {
     let title = format!("{title}: memory of its own");
@@ -69,16 +72,19 @@ fn of_boxes(setup: &Setup, work: &Work, code: &str) -> Result<Vec<(String, Measu
     let asked = first.ask("POST", work.path, &work.body.to_string());
     asked.map_err(|error| Failure::new(error.to_string()))?;
     let body = json!({ "language": "python", "code": code, "timeout_ms": 600_000 }).to_string();
+    let running = || list(setup, &server).remove(RUNNING).unwrap_or_default();
     let mut calls = Vec::new();
     for _ in 0..CALLS {
+        // If nothing ever waits, the calls are cold.
+        comes_within(REFILL_MAX, || list(setup, &server).contains_key(WAITING));
         let mut connection = server.connect().map_err(Failure::new)?;
         let sent = connection.send("POST", work.path, &body);
         sent.map_err(|error| Failure::new(format!("cannot send a call: {error}")))?;
         calls.push(connection);
+        // The box of this call no longer waits for the next one.
+        until("the call runs", || running().len() == calls.len()).map_err(Failure::new)?;
     }
-    let running = || list(setup, &server).remove(RUNNING).unwrap_or_default();
-    let bytes = until("all calls run", || running().len() == CALLS)
-        .and_then(|()| at_rest("calls", || list(setup, &server).into_values().flatten().collect()));
+    let bytes = at_rest("calls", || list(setup, &server).into_values().flatten().collect());
     let mut groups = list(setup, &server);
     // The server ends a run whose client is gone.
     drop(calls);

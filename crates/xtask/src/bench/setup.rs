@@ -70,17 +70,25 @@ pub fn tare(binary: &Path, state_root: &Path, words: &[&str]) -> Launch {
         .with_environment("TARE_STATE_ROOT", state_root.to_string_lossy())
 }
 
-/// Waits for a state.
-pub fn until(what: &str, mut is_so: impl FnMut() -> bool) -> Result<(), String> {
+/// Waits for a state that has to come.
+pub fn until(what: &str, is_so: impl FnMut() -> bool) -> Result<(), String> {
+    match comes_within(PATIENCE, is_so) {
+        true => Ok(()),
+        false => Err(format!("{what}: not after {PATIENCE:?}")),
+    }
+}
+
+/// Waits for a state that may never come.
+pub fn comes_within(bound: Duration, mut is_so: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     while !is_so() {
-        if start.elapsed() > PATIENCE {
-            return Err(format!("{what}: not after {PATIENCE:?}"));
+        if start.elapsed() > bound {
+            return false;
         }
-        #[expect(clippy::disallowed_methods, reason = "bounded by PATIENCE")]
+        #[expect(clippy::disallowed_methods, reason = "bounded by `bound`")]
         std::thread::sleep(LOOK_AGAIN);
     }
-    Ok(())
+    true
 }
 
 /// A process tree without a sandbox, in a cgroup of the same hierarchies that a box uses.
