@@ -1,10 +1,11 @@
-//! Who acts on a box: recorded before the act, and named when the act is explained.
+//! The user, API key or server that acts on a box: recorded before the act, and named when the act is
+//! explained.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Who acts on a box.
+/// A user, API key or server that acts on a box.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Actor {

@@ -42,7 +42,7 @@ pub use history::steps::{History, Step, StepKind};
 pub use history::store::{history_bytes, parse_history_bytes};
 pub use history::{Explanation, RemovedBox, STDERR_BYTES};
 pub use holdings::cgroup::STILL_POPULATED;
-pub use holdings::held::{Held, HeldNamespace, HeldPort, HeldProcess};
+pub use holdings::held_now::{Held, HeldNamespace, HeldPort, HeldProcess};
 pub use host::cgroups::CgroupParent;
 pub use host::{CgroupRoots, Host};
 pub use observe::state::Duty;

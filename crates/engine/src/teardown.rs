@@ -113,7 +113,8 @@ pub fn tear_down(
         Some(_) => None,
         None => found_keeper(at, record)?,
     };
-    let mut held = order.wants_receipt().then(|| held_by(at, record, order, keeper.as_ref()));
+    let mut held =
+        order.wants_receipt().then(|| look_before_the_kill(at, record, order, keeper.as_ref()));
     let result = end(at, record, order, keeper.as_ref(), held.as_mut());
     let result = result.and_then(|seen| match order.leave {
         Leave::Record => {
@@ -125,8 +126,8 @@ pub fn tear_down(
     result.map_err(|error| note_stuck(record, error, order.leave))
 }
 
-/// What the box holds, before it is killed.
-fn held_by(
+/// Looks at what the box holds, before it is killed.
+fn look_before_the_kill(
     at: BoxAt<'_>,
     record: &LockedRecord,
     order: Order<'_>,

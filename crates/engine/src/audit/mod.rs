@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::history;
 use crate::history::steps::Sources;
 use crate::holdings::census::Processes;
-use crate::holdings::held::{ChosenProcesses, Held, held_by};
+use crate::holdings::held_now::{ChosenProcesses, Held, held_now};
 use crate::holdings::name;
 use crate::host::layout::{BoxAt, StateRoot};
 use crate::observe::Observation;
@@ -181,7 +181,7 @@ fn audited(
     let keeper = observation.keeper().map(|keeper| keeper.pid());
     let which =
         ChosenProcesses { keeper, is_live: observation.is_live(), most: usize::MAX, processes };
-    let (mut held, _) = held_by(at, &observation.record, which);
+    let (mut held, _) = held_now(at, &observation.record, which);
     // Directories in v1 hierarchies have none below them: a box cannot see them.
     held.add_cgroups(objects.cgroups.get(at.id).into_iter().flatten());
     let created = lines.created.as_ref().map(|created| created.created_at);

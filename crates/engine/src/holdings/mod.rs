@@ -3,11 +3,11 @@
 //! does.
 //!
 //! [`HOLDINGS`] is the only list of them. Teardown releases and checks by it; `inspect` and receipts
-//! show what it finds. Audits read `held` directly.
+//! show what it finds. Audits read `held_now` directly.
 
 pub mod census;
 pub mod cgroup;
-pub mod held;
+pub mod held_now;
 pub mod name;
 pub mod recorded;
 pub mod scratch;
@@ -21,7 +21,7 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::holdings::census::Processes;
 use crate::holdings::cgroup::CgroupReader;
-use crate::holdings::held::{ChosenProcesses, Held, held_by};
+use crate::holdings::held_now::{ChosenProcesses, Held, held_now};
 use crate::host::layout::BoxAt;
 use crate::record::lines::HeldItem;
 use crate::record::{LockedRecord, Record};
@@ -134,7 +134,7 @@ impl<'a> Look<'a> {
         let processes = Processes::of_box(&members, shares_network(record));
         let which =
             ChosenProcesses { keeper, is_live: true, most: CLOSELY_MAX, processes: &processes };
-        let (held, count) = held_by(at, record, which);
+        let (held, count) = held_now(at, record, which);
         Self { at, record, keeper, includes_past: false, processes: count, held }
     }
 

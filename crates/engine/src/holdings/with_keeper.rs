@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use tare_kernel::process::Process;
 use tare_kernel::sockets::{self, Listening};
 
-use crate::holdings::held::HeldPort;
+use crate::holdings::held_now::HeldPort;
 use crate::holdings::{Ends, Found, Holding, Sight, cgroup, is_missing};
 use crate::host::layout::{self, BoxAt};
 use crate::record::Record;

@@ -68,18 +68,23 @@ pub enum Request {
 
 /// Returns whether a box in this state accepts the request.
 pub fn allows(request: Request, state: State) -> bool {
-    match request {
-        Request::Use => matches!(state, State::Running | State::Stopping),
-        // A stopping box cannot be paused: its grace period would pass while it is frozen.
-        Request::Pause => matches!(state, State::Running | State::Paused),
-        Request::Resume | Request::Update => {
-            matches!(state, State::Running | State::Paused | State::Stopping)
-        }
-        Request::Kill => state != State::Exited,
-        Request::Remove => state == State::Exited,
+    use Request::{Kill, Pause, Remove, Rename, Resume, Stop, Update, Use};
+    use State::{Exited, Paused, Running, Starting, Stopping, Stuck, Warm};
+    match (state, request) {
+        (Starting | Stuck, Rename | Stop | Kill)
         // A box in a pool belongs to its server.
-        Request::Rename => state != State::Warm,
-        Request::Stop => true,
+        | (Warm, Stop | Kill)
+        | (Running, Use | Pause | Resume | Rename | Update | Stop | Kill)
+        | (Paused, Pause | Resume | Rename | Update | Stop | Kill)
+        // A stopping box cannot be paused: its grace period would pass while it is frozen.
+        | (Stopping, Use | Resume | Rename | Update | Stop | Kill)
+        | (Exited, Rename | Stop | Remove) => true,
+        (Starting | Stuck, Use | Pause | Resume | Update | Remove)
+        | (Warm, Use | Pause | Resume | Rename | Update | Remove)
+        | (Running, Remove)
+        | (Paused, Use | Remove)
+        | (Stopping, Pause | Remove)
+        | (Exited, Use | Pause | Resume | Update | Kill) => false,
     }
 }
 

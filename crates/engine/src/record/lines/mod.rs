@@ -1,14 +1,14 @@
 //! What a record says: lines, each a fact about the box. Lines are appended. Two operations rewrite
 //! the file: one merges many changes into one line, the other marks the removal of the box.
 //!
-//! `end` has the lines about the end of a box, `held` what it held then, `evidence` what the kernel
-//! counted by then, and `request` who asked for what. `fold` turns all lines into what they say
-//! together.
+//! `end` has the lines about the end of a box, `held_line` what it held then, `evidence` what the
+//! kernel counted by then, and `request` the requests of users. `fold` turns all lines into what they
+//! say together.
 
 mod end;
 mod evidence;
 mod fold;
-mod held;
+mod held_line;
 mod request;
 
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ use crate::time::{Moment, Timestamp, from_now};
 pub use end::{EndedLine, EndingLine, Reason, StuckLine};
 pub use evidence::Evidence;
 pub use fold::RecordLines;
-pub use held::{HeldItem, HeldLine, SeenGone};
+pub use held_line::{HeldItem, HeldLine, SeenGone};
 pub use request::{Act, RequestLine, asked_for};
 
 /// The version of the format. tare does not interpret a record of another version: the same words

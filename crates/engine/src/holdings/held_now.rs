@@ -90,7 +90,7 @@ pub struct ChosenProcesses<'a> {
 }
 
 /// What the box holds on the host now, and how many processes are in it.
-pub fn held_by(at: BoxAt<'_>, record: &Record, which: ChosenProcesses<'_>) -> (Held, u64) {
+pub fn held_now(at: BoxAt<'_>, record: &Record, which: ChosenProcesses<'_>) -> (Held, u64) {
     let ChosenProcesses { keeper, is_live, most, processes } = which;
     let mut held = Held::default();
     let cgroup = CgroupReader::new(at, record);
