@@ -43,8 +43,13 @@ pub const PROCESS: Holding = Holding {
         word: "pid_namespace",
         is_gone: |at, record, item| {
             let is_removed = unified(at, record).map(|it| is_missing(&it));
-            let is_seen = is_removed == Some(true) && record.lines.keeper.is_none();
-            is_removed != Some(false) && (is_seen || is_keeper_dead(record, item))
+            match (is_removed, &record.lines.keeper) {
+                (Some(false), _) => false,
+                (Some(true), None) => true,
+                (_, Some(_)) => is_keeper_dead(record, item),
+                // Only their pids identify them.
+                (None, None) => are_dead(item),
+            }
         },
     },
 };
@@ -113,18 +118,27 @@ fn port_text(transport: &str, address: std::net::SocketAddr, inode: u64) -> Stri
     format!("{transport} {address}, socket {inode}")
 }
 
-/// Returns whether the keeper is dead: no process has its pid, another process has it by now, or
-/// its pidfd says so. What cannot be seen is not dead.
+/// Returns whether the keeper is dead. A keeper that its creator died too early to record is known by
+/// the pid that a look found.
 fn is_keeper_dead(record: &Record, item: &HeldItem) -> bool {
-    let identity = record.lines.keeper.as_ref();
-    // The keeper of a box whose creator died before it recorded the keeper.
-    let found = || item.what.first()?.strip_prefix("pid ")?.parse().ok();
-    let Some(pid) = identity.map(|identity| identity.pid).or_else(found) else {
-        return item.count == Some(0);
-    };
+    match &record.lines.keeper {
+        Some(identity) => is_dead(identity.pid, identity.pidfd_inode),
+        None => are_dead(item),
+    }
+}
+
+/// Returns whether all processes of the item are dead. False if the item does not name all.
+fn are_dead(item: &HeldItem) -> bool {
+    let pid = |text: &String| text.strip_prefix("pid ")?.parse().ok();
+    let is_dead = |text: &String| pid(text).is_some_and(|pid| is_dead(pid, None));
+    item.count == Some(item.what.len() as u64) && item.what.iter().all(is_dead)
+}
+
+/// Returns whether a process is dead: no process has its pid, another process has it by now, or its
+/// pidfd says so. What cannot be seen is not dead.
+fn is_dead(pid: i32, recorded: Option<u64>) -> bool {
     match Process::open(pid) {
         Ok(process) => {
-            let recorded = identity.and_then(|identity| identity.pidfd_inode);
             let is_other = recorded.is_some() && process.inode().is_ok_and(|it| it != recorded);
             is_other || process.wait_dead(Duration::ZERO).unwrap_or(false)
         }
@@ -146,4 +160,60 @@ fn is_closed(item: &HeldItem) -> bool {
     let text = |it: &Listening| port_text(it.transport.as_str(), it.address, it.inode);
     let listening = sockets::listening();
     listening.is_ok_and(|all| !all.iter().any(|it| item.what.contains(&text(it))))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::record::lines::{KeeperLine, Lease, RecordLines};
+
+    fn item(count: Option<u64>, pids: &[u32]) -> HeldItem {
+        let what = pids.iter().map(|pid| format!("pid {pid}")).collect();
+        HeldItem::new("keeper", count, None, what)
+    }
+
+    /// Its creator died before it recorded the keeper, and the host has no v2 cgroup to look at.
+    #[test]
+    fn an_unrecorded_keeper_is_dead_when_the_process_that_a_look_found_is() {
+        let record = Record::of(RecordLines::default());
+        let mut keeper = Command::new("sleep").arg("1000").spawn().unwrap();
+        let found = item(Some(1), &[keeper.id()]);
+        assert!(!is_keeper_dead(&record, &found), "it lives");
+        keeper.kill().unwrap();
+        keeper.wait().unwrap();
+        assert!(is_keeper_dead(&record, &found), "it is gone");
+        assert!(is_keeper_dead(&record, &item(Some(0), &[])), "there was none");
+        assert!(!is_keeper_dead(&record, &item(None, &[])), "no look has found it");
+    }
+
+    #[test]
+    fn processes_are_gone_when_all_of_them_are_named_and_dead() {
+        let mut gone = Command::new("true").spawn().unwrap();
+        gone.wait().unwrap();
+        let alive = std::process::id();
+        assert!(are_dead(&item(Some(1), &[gone.id()])));
+        assert!(!are_dead(&item(Some(2), &[gone.id(), alive])), "one lives");
+        assert!(!are_dead(&item(Some(2), &[gone.id()])), "one is not named");
+        assert!(!are_dead(&item(None, &[gone.id()])));
+    }
+
+    #[test]
+    fn another_process_with_the_pid_of_the_keeper_is_not_the_keeper() {
+        let own = Process::open(std::process::id() as i32).unwrap();
+        let Some(inode) = own.inode().unwrap() else { return };
+        let record = |pidfd_inode| {
+            let (boot_id, lease) = (String::new(), Lease::Never);
+            let pid = own.pid();
+            let (cgroup_inode, first_uid) = (None, None);
+            let keeper =
+                KeeperLine { boot_id, pid, pidfd_inode, cgroup_inode, first_uid, lease, at_ns: 0 };
+            Record::of(RecordLines { keeper: Some(keeper), ..RecordLines::default() })
+        };
+        let found = item(Some(1), &[std::process::id()]);
+        assert!(!is_keeper_dead(&record(Some(inode)), &found));
+        assert!(is_keeper_dead(&record(Some(inode + 1)), &found));
+        assert!(!is_keeper_dead(&record(None), &found), "nothing says that it is another one");
+    }
 }
