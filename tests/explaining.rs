@@ -355,6 +355,55 @@ fn explain_shows_that_the_creator_was_killed() {
     assert!(removers.iter().any(is_by), "{removed} {removers:?}");
 }
 
+/// No command has removed the box yet.
+#[test]
+fn explain_says_at_once_that_an_attached_box_ended_with_its_creator() {
+    let tare = tare!();
+    let creator = tare.spawn(["--name", "a", "--", "sh", "-c", "echo up; sleep 1000"]);
+    creator.see("up");
+    let id = tare.list()[0]["id"].as_str().expect("a text").to_owned();
+    creator.signal(Signal::KILL);
+    creator.wait().exited(-9);
+    eventually("its processes are gone", || tare.processes_in(&id).is_empty());
+    let story = explained(&tare, "a");
+    assert_eq!((&story["state"], &story["cause"]), (&"stopping".into(), &"client_gone".into()));
+    let sentence = story["sentence"].as_str().expect("a sentence");
+    assert!(sentence.starts_with("Ended with its creator: 'tare run' ("), "{sentence}");
+    assert_eq!(events(&tare, "a"), ["created", "go", "abandoned"]);
+    assert_eq!(explained(&tare, "a")["steps"], story["steps"], "each look finds the same");
+    tare.call(["sweep"]).ok();
+    tare.reap_orphans();
+    assert_eq!(explained(&tare, "a")["cause"], "client_gone");
+}
+
+#[test]
+fn what_never_started_has_no_exit_code() {
+    let tare = tare!();
+    tare.run(["--name", "a", "--", "no-such-program"]).exited(127);
+    let story = explained(&tare, "a");
+    assert_eq!((&story["cause"], &story["exit_code"]), (&"start_failed".into(), &Value::Null));
+    assert_eq!(step(&tare, "a", "start_failed")["exit_code"], Value::Null);
+}
+
+/// The program ignores the signal of tare, and dies of its own.
+#[test]
+fn a_signal_that_was_ignored_is_not_named_as_the_one_that_ended_a_box() {
+    let tare = tare!();
+    let script = "trap '' TERM; echo up; while [ ! -e /work/go ]; do sleep 0.1; done; \
+                  trap - TERM; kill -TERM $$";
+    let id = tare.detached(["--", "sh", "-c", script]);
+    tare.logged(&id, "up");
+    tare.call(["kill", "-s", "TERM", &id]).ok();
+    tare_harness::let_pass(Duration::from_secs(3));
+    tare.exec(&id, ["touch", "/work/go"]).ok();
+    tare.ended(&id);
+    let story = explained(&tare, &id);
+    let sentence = story["sentence"].as_str().expect("a sentence");
+    assert_eq!(story["cause"], "signalled", "{story}");
+    assert!(sentence.contains("tare had sent this signal") && !sentence.contains("sent by tare"));
+    tare.remove(&id);
+}
+
 #[test]
 fn explain_shows_that_the_keeper_was_killed() {
     let tare = tare!();
@@ -376,8 +425,11 @@ fn explain_gives_two_times_for_the_end_of_a_box_whose_keeper_was_killed() {
     let Process { pid, .. } = tare.keeper(&id);
     kill(pid);
     eventually("it is over", || tare.processes_in(&id).is_empty());
-    // No command has cleaned up yet: this one only looks.
+    // No command has cleaned up yet: this one only looks, and each look dates the end alike.
     says(&tare, &id, "lost", "between 20");
+    let lost = step(&tare, &id, "lost")["at"].clone();
+    assert_eq!(step(&tare, &id, "lost")["at"], lost);
+    assert_eq!(events(&tare, &id).last().map(String::as_str), Some("lost"));
     let ended = tare.ended(&id);
     let time = |key: &str| ended[key].as_str().unwrap().to_owned();
     assert!(time("created_at") < time("ended_after"), "{ended}");
@@ -400,11 +452,35 @@ fn a_kill_for_memory_is_reported_at_once_and_dated_before_the_end() {
     let id = tare.detached(options);
     tare.logged(&id, "killed");
     says(&tare, &id, "oom", "for memory");
+    // The clock of the kernel's log differs a little from the boot clock.
+    tare_harness::let_pass(Duration::from_secs(1));
+    tare.exec(&id, ["true"]).ok();
+    let at = |event: &str| events(&tare, &id).iter().position(|it| it == event).unwrap();
+    if explained(&tare, &id)["evidence"]["oom_killed"].is_array() {
+        assert!(at("oom") < at("exec_started"), "{:?}", events(&tare, &id));
+        says(&tare, &id, "oom", "for memory (python3)");
+    } else {
+        says(&tare, &id, "oom", "before this look");
+    }
     tare.call(["stop", &id]).ok();
-    let events = events(&tare, &id);
-    let at = |event: &str| events.iter().position(|it| it == event).unwrap();
-    assert!(at("oom") < at("command_ended"), "{events:?}");
+    assert!(at("oom") < at("command_ended"), "{:?}", events(&tare, &id));
     tare.remove(&id);
+}
+
+#[test]
+fn exec_names_the_process_that_the_kernel_killed_for_memory() {
+    let tare = tare!();
+    if tare.call(["doctor"]).stdout_text().contains("no writable cgroup") {
+        skip!("no cgroup counts memory here");
+    }
+    let id = tare.detached(["--memory", "32m", "--", "sleep", "1000"]);
+    let output = tare.exec(&id, ["python3", "-c", "x = bytearray(1 << 28)"]).exited(137);
+    let is_named = explained(&tare, &id)["evidence"]["oom_killed"].is_array();
+    tare.remove(&id);
+    if !is_named {
+        skip!("the kernel's log cannot be read");
+    }
+    output.said(&["1 process killed: python3"]);
 }
 
 #[test]

@@ -1,7 +1,12 @@
 //! The kernel's log, as far as it names processes that the kernel killed for memory.
 
+use std::time::Duration;
+
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::{Errno, read};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::clock::boot_ns;
 
 /// The largest record of the log (`PRINTKRB_RECORD_MAX`, printk.c).
 const RECORD_BYTES_MAX: usize = 8 << 10;
@@ -10,35 +15,53 @@ const RECORDS_MAX: usize = 32 << 10;
 /// How many processes are named.
 const NAMES_MAX: usize = 8;
 
-/// Returns the names of processes that the kernel killed at the memory limit of this cgroup, the
-/// earliest first. Empty if the log cannot be read, or no longer says it.
+/// A process that the kernel killed for memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OomKill {
+    pub name: String,
+    /// When, on the boot clock. The log has its own clock, which may differ by some milliseconds.
+    pub boot_ns: u64,
+}
+
+/// Returns the processes that the kernel killed at the memory limit of this cgroup, the earliest
+/// first. Empty if the log cannot be read, or no longer says it.
 ///
 /// The kernel logs a record for each of them (oom_kill.c):
 /// `oom-kill:constraint=CONSTRAINT_MEMCG,...,oom_memcg=/NAME,...,task=python3,pid=7,uid=0`.
-pub fn oom_killed(cgroup: &str) -> Vec<String> {
+pub fn oom_killed(cgroup: &str) -> Vec<OomKill> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let Ok(log) = openat(CWD, "/dev/kmsg", flags, Mode::empty()) else {
         return Vec::new();
     };
-    let mut names = Vec::new();
+    let mut kills = Vec::new();
     let mut record = [0; RECORD_BYTES_MAX];
     for _ in 0..RECORDS_MAX {
         match read(&log, &mut record) {
-            Ok(length) => names.extend(name_in(&record[..length], cgroup)),
+            Ok(length) => kills.extend(kill_in(&record[..length], cgroup, clock_start_ns())),
             // The record was overwritten before it was read: the next read returns a later one.
             Err(Errno::PIPE | Errno::INTR) => {}
             Err(_) => break,
         }
-        if names.len() == NAMES_MAX {
+        if kills.len() == NAMES_MAX {
             break;
         }
     }
-    names
+    kills
 }
 
-/// Returns the name of the process, if the record is about a process of this cgroup.
-fn name_in(record: &[u8], cgroup: &str) -> Option<String> {
+/// Returns the start of the log's clock on the boot clock. The log's clock runs like the raw
+/// monotonic clock: it stands still while the host is suspended, and is never adjusted.
+fn clock_start_ns() -> u64 {
+    let now = clock_gettime(ClockId::MonotonicRaw);
+    let raw_ns = Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32).as_nanos();
+    boot_ns().saturating_sub(u64::try_from(raw_ns).unwrap_or(u64::MAX))
+}
+
+/// Returns the kill, if the record is about a process of this cgroup. A record begins with its
+/// priority, its number and its time in microseconds (Documentation/ABI/testing/dev-kmsg).
+fn kill_in(record: &[u8], cgroup: &str, clock_start_ns: u64) -> Option<OomKill> {
     let text = std::str::from_utf8(record).ok()?;
+    let at_us: u64 = text.split(',').nth(2)?.parse().ok()?;
     let (_, text) = text.split_once("oom-kill:")?;
     let field = |key: &str| {
         let fields = text.lines().next()?.split(',');
@@ -46,7 +69,9 @@ fn name_in(record: &[u8], cgroup: &str) -> Option<String> {
     };
     let (_, killed_in) = field("task_memcg")?;
     let is_its = killed_in.split('/').any(|part| part == cgroup);
-    field("task").filter(|_| is_its).map(|(_, name)| name.to_owned())
+    let (_, name) = field("task").filter(|_| is_its)?;
+    let boot_ns = clock_start_ns.saturating_add(at_us.saturating_mul(1000));
+    Some(OomKill { name: name.to_owned(), boot_ns })
 }
 
 #[cfg(test)]
@@ -58,9 +83,10 @@ mod tests {
         let record = b"6,912,868836658,-;oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),\
             cpuset=/,mems_allowed=0,oom_memcg=/x/tare-a-b,task_memcg=/x/tare-a-b/work,task=tail,\
             pid=26485,uid=0\n";
-        assert_eq!(name_in(record, "tare-a-b").as_deref(), Some("tail"));
-        assert_eq!(name_in(record, "tare-a"), None);
-        assert_eq!(name_in(b"6,1,1,-;usb 1-1: new device", "tare-a-b"), None);
-        assert_eq!(name_in(b"\xff", "tare-a-b"), None);
+        let kill = OomKill { name: "tail".to_owned(), boot_ns: 868_836_658_005 };
+        assert_eq!(kill_in(record, "tare-a-b", 5), Some(kill));
+        assert_eq!(kill_in(record, "tare-a", 0), None);
+        assert_eq!(kill_in(b"6,1,1,-;usb 1-1: new device", "tare-a-b", 0), None);
+        assert_eq!(kill_in(b"\xff", "tare-a-b", 0), None);
     }
 }

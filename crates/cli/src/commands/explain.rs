@@ -89,11 +89,14 @@ fn counted(evidence: &Evidence) -> String {
     let time = |us: u64| quantity::show_duration(Duration::from_micros(us));
     let memory = evidence.memory_peak_bytes.map(|peak| {
         let limit = bytes(evidence.memory_limit_bytes);
-        let (reached, kills) = (number(evidence.memory_limit_reached), number(evidence.oom_kills));
-        format!(
-            "memory {} of {limit}, limit reached {reached} times, {kills} killed",
-            quantity::show_bytes(peak)
-        )
+        // Some kernels count no failure where a process was killed.
+        let reached = match evidence.memory_limit_reached {
+            None | Some(0) => String::new(),
+            Some(1) => ", limit reached once".to_owned(),
+            Some(reached) => format!(", limit reached {reached} times"),
+        };
+        let kills = number(evidence.oom_kills);
+        format!("memory {} of {limit}{reached}, {kills} killed", quantity::show_bytes(peak))
     });
     let pids = evidence.pids_peak.map(|peak| {
         let refused = number(evidence.pids_refused);

@@ -6,6 +6,7 @@
 
 pub mod segments;
 pub mod sentence;
+mod shorten;
 pub mod steps;
 pub mod store;
 pub mod text;
@@ -74,7 +75,7 @@ impl Explanation {
             "state": self.state,
             "created_at": history.created_at,
             "cause": history.end.map(|end| end.cause),
-            "exit_code": history.end.map(End::code),
+            "exit_code": history.end.and_then(steps::exit_code),
             "sentence": self.sentence.as_ref().map(|it| it.with_advice(words)),
             "evidence": self.evidence,
             "stderr": self.stderr,
@@ -103,13 +104,16 @@ fn circumstances(sources: &Sources, end: End) -> Circumstances<'_> {
     };
     let options = created.and_then(|created| created.detached.as_ref());
     let is_abandoned = sources.removal.is_some_and(|it| it.why == Reason::Abandoned);
+    let is_abandoned = is_abandoned || sources.is_unrecorded;
     let creator = created.and_then(|created| created.creator.as_ref());
     let evidence = sources.evidence();
     let timeout_ms = evidence.and_then(|it| it.timeout_ms);
     let output_limit = evidence.and_then(|it| it.output_limit_bytes);
+    let (by, asked_before) = sources.asked_for(end);
     Circumstances {
         evidence,
-        by: sources.asked_for(end),
+        by,
+        asked_before,
         lost_creator: creator.filter(|_| is_abandoned),
         timeout: sources
             .spec()
@@ -132,9 +136,12 @@ pub fn explain_recorded(at: BoxAt<'_>) -> Result<Explanation, Error> {
     let observation = observe(at, record);
     let record = &observation.record;
     let mut sources = Sources::read(at.id, record);
-    if record.lines.ended.is_none() {
-        // No command has recorded the end yet.
-        sources.lines.extend(observation.ended(at).map(|ended| Line::Ended(Box::new(ended))));
+    if let Some(ended) = observation.unrecorded_end(at) {
+        sources.is_unrecorded = true;
+        // Dated just after the last sign of life, which is the same in each look.
+        let at_ns = record.last_sign_ns().max(sources.last_ns()).map(|ns| ns.saturating_add(1));
+        let at_ns = at_ns.unwrap_or(ended.at_ns);
+        sources.lines.push(Line::Ended(Box::new(EndedLine { at_ns, ..ended })));
     }
     if observation.is_live() {
         sources.evidence = Some(cgroup::evidence(at, record));

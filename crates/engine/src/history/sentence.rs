@@ -1,7 +1,7 @@
 //! The one sentence for each cause of an end. `run`, `exec`, `explain` and all HTTP APIs use this table.
 //!
-//! A sentence claims only what tare did, or what the kernel counted. Who sent a signal is known if
-//! tare sent it. The kernel keeps no other sender.
+//! A sentence claims only what tare did, or what the kernel counted. The sender of a signal is
+//! known if tare sent it. The kernel keeps no other sender.
 
 use std::fmt;
 use std::time::Duration;
@@ -28,8 +28,10 @@ pub struct Circumstances<'a> {
     pub end: End,
     pub subject: Subject,
     pub evidence: Option<&'a Evidence>,
-    /// Who asked for the act that ended it.
+    /// The user, key or server that asked for the act that ended it.
     pub by: Option<&'a Actor>,
+    /// How long before the end that was, if it was a signal.
+    pub asked_before: Option<Duration>,
     /// The process that made the box, if the box ended because that process was gone.
     pub lost_creator: Option<&'a Actor>,
     pub timeout: Option<Duration>,
@@ -63,6 +65,7 @@ impl<'a> Circumstances<'a> {
             subject,
             evidence: None,
             by: None,
+            asked_before: None,
             lost_creator: None,
             timeout: None,
             lease_ended: None,
@@ -114,8 +117,18 @@ impl<'a> Circumstances<'a> {
 
     fn signalled(&self) -> String {
         let signal = named(self.end.signal().unwrap_or_default());
-        if let Some(by) = self.by {
-            return format!("The command was ended by {signal}, sent by tare: {by}.");
+        match (self.by, self.asked_before.filter(|before| *before > SIGNAL_WITHIN)) {
+            (Some(by), None) => {
+                return format!("The command was ended by {signal}, sent by tare: {by}.");
+            }
+            (Some(by), Some(before)) => {
+                let before = show_duration(Duration::from_secs(before.as_secs()));
+                return format!(
+                    "The command was ended by {signal}. tare had sent this signal {before} earlier \
+                     ({by}). The kernel does not say whether another process sent it again."
+                );
+            }
+            (None, _) => {}
         }
         format!(
             "The command was ended by {signal}, not sent by tare{}: the command itself, another \
@@ -224,9 +237,9 @@ impl<'a> Circumstances<'a> {
     }
 
     fn client_gone(&self) -> String {
-        match (self.lost_creator, self.subject) {
-            (Some(creator), _) => format!("Ended with its creator: {creator} was gone."),
-            (None, _) => "Killed by tare: its client was gone.".to_owned(),
+        match self.lost_creator {
+            Some(creator) => format!("Ended with its creator: {creator} was gone."),
+            None => "Killed by tare: its client was gone.".to_owned(),
         }
     }
 
@@ -243,6 +256,9 @@ impl<'a> Circumstances<'a> {
 }
 
 const SIGKILL: i32 = 9;
+/// A signal ends a command at once, unless the command handles or ignores it. Later, the same signal
+/// may have come from another process.
+const SIGNAL_WITHIN: Duration = Duration::from_secs(2);
 
 /// A number of things, in words.
 struct Plural(u64, &'static str, &'static str);
@@ -351,6 +367,20 @@ mod tests {
         }
         let success = said(End::of_command(0).under(killed.pressure()), &killed, None);
         assert!(success.contains("exited with 0") && success.contains("memory limit"), "{success}");
+    }
+
+    #[test]
+    fn a_signal_that_tare_sent_long_before_is_not_named_as_the_one_that_ended_the_command() {
+        let by = Actor::Server { pid: 7 };
+        let text = |before: u64| {
+            let asked_before = Some(Duration::from_millis(before));
+            let of = Circumstances::of(End::of_command(15), Subject::Box);
+            Circumstances { by: Some(&by), asked_before, ..of }.sentence().text
+        };
+        assert!(text(100).contains("sent by tare: 'tare serve' (pid 7)"), "{}", text(100));
+        let late = text(40_700);
+        assert!(late.contains("had sent this signal 40s earlier ('tare serve' (pid 7))"), "{late}");
+        assert!(!late.contains("sent by tare"), "{late}");
     }
 
     #[test]

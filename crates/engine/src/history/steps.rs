@@ -35,7 +35,7 @@ pub const STEPS_MAX: usize = 100;
 /// How many of the first steps such a history keeps.
 const FIRST_STEPS: usize = 20;
 /// A longer text is cut.
-const TEXT_CHARS_MAX: usize = 160;
+pub const TEXT_CHARS_MAX: usize = 160;
 /// How much of the command of a successful run is kept.
 const RUN_CHARS_MAX: usize = 60;
 
@@ -71,6 +71,9 @@ pub struct Sources {
     /// What tare saw gone after it kept the rest, which an earlier line has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seen_removal: Option<SeenRemoval>,
+    /// The last line is what a look has found, and no process has recorded.
+    #[serde(skip)]
+    pub is_unrecorded: bool,
     /// A run that exited with 0. Nothing else is kept of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<RunLine>,
@@ -202,6 +205,7 @@ impl Sources {
             dropped: 0,
             receipt: None,
             seen_removal: None,
+            is_unrecorded: false,
             run: None,
         }
     }
@@ -254,11 +258,15 @@ impl Sources {
         of_run.or(self.removal.map(|removal| removal.at.at))
     }
 
-    /// Returns who asked for the act that ended the box in this way.
-    pub fn asked_for(&self, end: End) -> Option<&Actor> {
-        let line = self.ended_line();
-        let by = line.and_then(|line| line.by.as_ref());
-        by.or_else(|| asked_for(end, self.requests()))
+    /// Returns the actor that asked for the act that ended the box in this way, and how long before the
+    /// end if it was a signal.
+    pub fn asked_for(&self, end: End) -> (Option<&Actor>, Option<Duration>) {
+        if let Some(line) = self.ended_line().filter(|line| line.by.is_some()) {
+            return (line.by.as_ref(), line.asked_before);
+        }
+        let asked = asked_for(end, self.requests());
+        let before = asked.and_then(|asked| asked.before(self.end_ns()?));
+        (asked.map(|asked| &asked.by), before)
     }
 
     /// Returns the line about the end of the box.
@@ -291,31 +299,9 @@ impl Sources {
         None
     }
 
-    /// Drops what a history can do without: first the details of the request, then the beginning of
-    /// stderr, the middle of the lines and events, and the names of objects in the receipt, which
-    /// counts them too. Returns false if nothing is left to drop.
-    pub fn shorten(&mut self) -> bool {
-        let mut is_shorter = false;
-        for line in &mut self.lines {
-            let spec = if let Line::Created(created) = line {
-                created.cgroup_roots.clear();
-                &mut created.spec
-            } else if let Line::Claimed(claimed) = line {
-                &mut claimed.spec
-            } else {
-                continue;
-            };
-            let short = in_short(spec);
-            is_shorter |= *spec != short;
-            *spec = short;
-        }
-        if is_shorter || self.stderr.as_mut().is_some_and(drop_first_half) {
-            return true;
-        }
-        let lines = drop_middle(&mut self.lines);
-        self.dropped = self.dropped.saturating_add(lines);
-        lines + drop_middle(&mut self.events) > 0
-            || self.receipt.as_mut().is_some_and(Receipt::drop_names)
+    /// Returns the time of the last line or event, on the boot clock.
+    pub fn last_ns(&self) -> Option<u64> {
+        self.lines.iter().map(Line::at_ns).chain(self.events.iter().map(event_ns)).max()
     }
 
     /// When the box ended, as far as it is known: by its keeper, by the process that killed it, or
@@ -363,13 +349,13 @@ impl Sources {
         })
     }
 
-    /// Returns who asked for what the keeper wrote down.
+    /// Returns the actor that asked for what the keeper wrote down.
     fn requester(&self, what: &BoxEvent) -> Option<&Actor> {
         let act = act_of(what)?;
         self.requests().rev().find(|request| request.act == act).map(|request| &request.by)
     }
 
-    /// Returns who asked for the removal.
+    /// Returns the actor that asked for the removal.
     fn remover(&self) -> Option<&Actor> {
         let removal = self.removal.filter(|removal| removal.why == Reason::Requested)?;
         let mut requests = self.requests().rev();
@@ -419,23 +405,6 @@ fn without_held(mut lines: Vec<Line>) -> Vec<Line> {
     lines
 }
 
-/// Drops the first half of a text that is longer than a line. Returns false if it is not.
-fn drop_first_half(text: &mut String) -> bool {
-    let half = text.chars().count() / 2;
-    let is_long = half > TEXT_CHARS_MAX;
-    if is_long {
-        *text = text.chars().skip(half).collect();
-    }
-    is_long
-}
-
-/// Drops a quarter of a list from its middle, at least one item. The first and the last stay.
-fn drop_middle<T>(list: &mut Vec<T>) -> u64 {
-    let count = list.len().saturating_sub(2).min(list.len().div_ceil(4));
-    let first = (list.len() - count) / 2;
-    list.drain(first..first + count).count() as u64
-}
-
 /// Returns the history that the sources describe, up to `now`.
 pub fn history(sources: &Sources, now: Moment) -> History {
     let of_run = sources.run.as_ref().map(RunLine::ended);
@@ -444,8 +413,11 @@ pub fn history(sources: &Sources, now: Moment) -> History {
     // First, because it comes before an end of the same time.
     let evidence = sources.evidence();
     if sources.end().is_some_and(|end| end.oom) || evidence.is_some_and(|it| it.pressure().oom) {
-        // The kernel counts these kills and does not date them: they were before the end.
-        steps.add(sources.end_ns().unwrap_or(now.boot_ns), StepKind::Oom, text::oom(evidence));
+        // They were before the end. Only the kernel's log dates them, by another clock.
+        let dated = evidence.and_then(|it| it.oom_killed_ns);
+        let at_ns = dated.into_iter().chain(sources.end_ns()).min();
+        let text = text::oom(evidence, at_ns.is_some());
+        steps.add(at_ns.unwrap_or(now.boot_ns), StepKind::Oom, text);
     }
     if let Some(run) = &sources.run {
         steps.add(run.created_ns, StepKind::Created, text::created(&run.command));
@@ -485,8 +457,13 @@ pub fn history(sources: &Sources, now: Moment) -> History {
 
 impl Step {
     fn ended(&mut self, end: End) {
-        (self.exit_code, self.cause) = (Some(end.code()), Some(end.cause));
+        (self.exit_code, self.cause) = (exit_code(end), Some(end.cause));
     }
+}
+
+/// Returns the exit code of what ended. What never started has none.
+pub fn exit_code(end: End) -> Option<u8> {
+    (end.cause != Cause::StartFailed).then(|| end.code())
 }
 
 impl History {
@@ -548,7 +525,7 @@ fn add_line(steps: &mut Steps, line: &Line, sources: &Sources) {
         Line::Updated(update) => (StepKind::Updated, text::updated(update)),
         Line::Stuck(stuck) => (StepKind::Stuck, format!("could not be ended: {stuck}")),
         Line::Ending(it) => {
-            let by = sources.end().and_then(|end| sources.asked_for(end));
+            let by = sources.end().and_then(|end| sources.asked_for(end).0);
             (StepKind::Killed, text::killed_by_tare(it.why, it.pid, by))
         }
         Line::Ended(ended) => return add_end(steps, ended, sources),
@@ -572,6 +549,9 @@ fn add_end(steps: &mut Steps, ended: &EndedLine, sources: &Sources) {
                 (StepKind::StartFailed, format!("could not be started: {why}"))
             }
             (Cause::KeeperLost, _) => (StepKind::Lost, text::lost(ended.after, ended.at)),
+            (Cause::ClientGone, _) if sources.is_unrecorded => {
+                (StepKind::Abandoned, text::ABANDONED.to_owned())
+            }
             // The whole box was killed, the keeper too.
             (Cause::Memory, _) if sources.created().is_some_and(|it| it.detached.is_some()) => {
                 (StepKind::Lost, text::lost(ended.after, ended.at))
@@ -580,7 +560,7 @@ fn add_end(steps: &mut Steps, ended: &EndedLine, sources: &Sources) {
         };
         steps.add(ended.at_ns, kind, text).ended(ended.end);
     }
-    if ended.failure.is_none() {
+    if ended.failure.is_none() && !sources.is_unrecorded {
         steps.add(ended.at_ns, StepKind::Emptied, text::emptied(ended.emptied_ms));
     }
 }
@@ -641,22 +621,6 @@ fn command_of(created: &Created) -> String {
     Vec::from_iter(words).join(" ")
 }
 
-/// What a history needs of a spec.
-fn in_short(spec: &Spec) -> Spec {
-    let words = spec.command.iter().map(|word| word.to_string_lossy());
-    let command = Vec::from_iter(words).join(" ");
-    let command = vec![cut(&command, TEXT_CHARS_MAX + 1).into()];
-    let label = spec.labels.get_key_value(RUN_LABEL);
-    Spec {
-        tenant: spec.tenant.clone(),
-        name: spec.name.clone(),
-        limits: spec.limits.clone(),
-        timeout: spec.timeout,
-        labels: label.map(|(key, value)| (key.clone(), value.clone())).into_iter().collect(),
-        ..Spec::of(command)
-    }
-}
-
 /// The command, or the label of a run whose box has none.
 fn program_of(created: &Created) -> String {
     let label = created.spec.labels.get(RUN_LABEL);
@@ -668,7 +632,7 @@ fn harmless(text: &str) -> String {
     escaped(shown) + if shown.len() < text.len() { "..." } else { "" }
 }
 
-fn cut(text: &str, chars_max: usize) -> &str {
+pub fn cut(text: &str, chars_max: usize) -> &str {
     text.char_indices().nth(chars_max).map_or(text, |(at, _)| &text[..at])
 }
 

@@ -16,16 +16,17 @@ const LOST: &str =
     "its keeper ended without a report: killed by another process, or by the kernel for memory";
 pub const ABANDONED: &str = "its creator had ended before it detached the box";
 
-/// The kernel counts the processes that it killed for memory, and its log may name them.
-pub fn oom(evidence: Option<&Evidence>) -> String {
+/// The kernel counts the processes that it killed for memory. Its log may name and date them.
+pub fn oom(evidence: Option<&Evidence>, is_dated: bool) -> String {
     let kills = evidence.and_then(|it| it.oom_kills).unwrap_or(1);
     let which = match evidence.map(|it| it.oom_killed.join(", ")) {
         Some(names) if !names.is_empty() => format!(" ({names})"),
         Some(_) | None => String::new(),
     };
+    let when = if is_dated { "" } else { " before this look" };
     match kills {
-        1 => format!("the kernel killed a process of the box for memory{which}"),
-        kills => format!("the kernel killed {kills} processes of the box for memory{which}"),
+        1 => format!("the kernel killed a process of the box for memory{when}{which}"),
+        kills => format!("the kernel killed {kills} processes of the box for memory{when}{which}"),
     }
 }
 

@@ -157,13 +157,35 @@ impl Observation {
         }
     }
 
+    /// How a box ended whose end is not on record: also an attached box whose creator was killed, and
+    /// that no command has cleaned up yet.
+    pub fn unrecorded_end(&self, at: BoxAt<'_>) -> Option<EndedLine> {
+        let is_dead = matches!(self.keeper, KeeperState::Dead);
+        match self.ownership {
+            _ if self.record.lines.ended.is_some() => None,
+            Ownership::Attached | Ownership::NotYetDetached if is_dead && !self.locked => {
+                Some(self.unwritten_end(at))
+            }
+            Ownership::Unwritten
+            | Ownership::Attached
+            | Ownership::NotYetDetached
+            | Ownership::Detached
+            | Ownership::Damaged => self.ended(at),
+        }
+    }
+
     /// How a box ended that no command has cleaned up yet. Its cgroups still exist and count.
     fn unwritten_end(&self, at: BoxAt<'_>) -> EndedLine {
         let lines = &self.record.lines;
         let is_of_this_boot = lines.created.is_some() && !self.is_of_earlier_boot;
         let last_sign = self.record.last_sign().filter(|_| is_of_this_boot);
-        let rebooted = self.is_of_earlier_boot.then(|| EndingLine::now(Reason::Rebooted));
-        let killed = (lines.ending.as_ref().or(rebooted.as_ref()), &*lines.requests);
+        let reason = match self.ownership {
+            _ if self.is_of_earlier_boot => Some(Reason::Rebooted),
+            Ownership::Attached | Ownership::NotYetDetached => Some(Reason::Abandoned),
+            Ownership::Unwritten | Ownership::Detached | Ownership::Damaged => None,
+        };
+        let unwritten = reason.map(EndingLine::now);
+        let killed = (lines.ending.as_ref().or(unwritten.as_ref()), &*lines.requests);
         let evidence = cgroup::evidence(at, &self.record);
         EndedLine::of(&self.journal, killed, last_sign, evidence, Duration::ZERO)
     }

@@ -59,6 +59,17 @@ impl Record {
         written.chain([created.created_at.after(after)]).max()
     }
 
+    /// Returns the last sign of life on the boot clock: that of the keeper, or of the process that was
+    /// about to kill it.
+    pub fn last_sign_ns(&self) -> Option<u64> {
+        let created = self.lines.created.as_ref()?;
+        let sign = self.last_sign().map(|at| {
+            let after = at.since(created.created_at).as_nanos();
+            created.created_ns.saturating_add(u64::try_from(after).unwrap_or(u64::MAX))
+        });
+        sign.or(self.lines.ending.as_ref().map(|ending| ending.at_ns))
+    }
+
     /// Returns the last bytes that the command wrote to stderr, as far as the log has them. `None` for
     /// a box without a log.
     pub fn last_stderr(&self, most: usize) -> Option<Vec<u8>> {

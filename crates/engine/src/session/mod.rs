@@ -465,14 +465,7 @@ impl Session {
             }
             Some(owned) => cgroup::evidence(owned.root.at(&self.id), &owned.record),
             None if end.is_success() => Evidence::default(),
-            None => {
-                let reached = self.limits.as_deref().map(LimitWatch::reached).unwrap_or_default();
-                Evidence {
-                    oom_kills: reached.oom.then_some(1),
-                    pids_refused: reached.pids.then_some(1),
-                    ..Evidence::default()
-                }
-            }
+            None => self.limits.as_deref().map(LimitWatch::evidence).unwrap_or_default(),
         };
         evidence.scratch_full = self.observed.scratch_full;
         let end = end.under(evidence.pressure());
@@ -484,25 +477,33 @@ impl Session {
             let keeps = history::settings(&owned.root).stderr;
             evidence.stderr = shown_stderr(stderr).filter(|_| keeps);
         }
+        let (by, asked_before) = self.asked_for(end);
         EndedLine {
             failure: self.observed.failure.clone(),
-            ..EndedLine::seen(end, self.by(end), evidence)
+            asked_before,
+            ..EndedLine::seen(end, by, evidence)
         }
     }
 
-    /// Returns who asked for the act that ended the box of this session in this way.
-    fn by(&self, end: End) -> Option<Actor> {
-        let owned = self.owned.as_ref().filter(|_| !end.is_success())?;
+    /// Returns the actor that asked for the act that ended the box of this session in this way, and how
+    /// long ago if it was a signal.
+    fn asked_for(&self, end: End) -> (Option<Actor>, Option<Duration>) {
+        let Some(owned) = self.owned.as_ref().filter(|_| !end.is_success()) else {
+            return (None, None);
+        };
         let passed =
             self.observed.passed_signal.is_some_and(|signal| End::of_command(signal) == end);
         if passed {
-            return Some(owned.root.creator.clone());
+            return (Some(owned.root.creator.clone()), None);
         }
         match end.cause {
             Cause::Stopped | Cause::Killed | Cause::Signalled => {
-                asked_for(end, owned.record.lines_now().requests.iter()).cloned()
+                let lines = owned.record.lines_now();
+                let asked = asked_for(end, lines.requests.iter());
+                let before = asked.and_then(|asked| asked.before(boot_ns()));
+                (asked.map(|asked| asked.by.clone()), before)
             }
-            Cause::ServerStopping => Some(owned.root.creator.clone()),
+            Cause::ServerStopping => (Some(owned.root.creator.clone()), None),
             Cause::Exited
             | Cause::Timeout
             | Cause::Lease
@@ -513,7 +514,7 @@ impl Session {
             | Cause::StartFailed
             | Cause::Pids
             | Cause::ScratchFull
-            | Cause::HostRebooted => None,
+            | Cause::HostRebooted => (None, None),
         }
     }
 

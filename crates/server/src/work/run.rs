@@ -273,6 +273,7 @@ impl Steps {
         let circumstances = Circumstances {
             evidence: ended.as_ref().map(|ended| &ended.evidence),
             by: ended.as_ref().and_then(|ended| ended.by.as_ref()),
+            asked_before: ended.as_ref().and_then(|ended| ended.asked_before),
             timeout,
             output_bytes_max,
             ..Circumstances::of(end, Subject::Box)

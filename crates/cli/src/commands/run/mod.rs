@@ -123,6 +123,7 @@ fn conclude(
     let circumstances = Circumstances {
         evidence: ended.as_ref().map(|ended| &ended.evidence),
         by: ended.as_ref().and_then(|ended| ended.by.as_ref()),
+        asked_before: ended.as_ref().and_then(|ended| ended.asked_before),
         timeout: plan.spec.timeout,
         output_bytes_max: Some(output_bytes_max),
         ..Circumstances::of(end, Subject::Box)

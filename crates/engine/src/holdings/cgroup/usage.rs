@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use tare_control::Pressure;
 use tare_kernel::cgroup::{Cgroup, Version, keyed_number};
 use tare_kernel::cgroup_tree::{self, CgroupTree, Members};
+use tare_kernel::clock::boot_ns;
 use tare_kernel::fds::{open_file, read_text};
 use tare_kernel::kernel_log;
 
@@ -201,8 +202,20 @@ pub fn evidence(at: BoxAt<'_>, record: &Record) -> Evidence {
     if !evidence.pressure().oom {
         return evidence;
     }
-    let name = layout::cgroup(Path::new(""), at.tagged_id()).display().to_string();
-    Evidence { oom_killed: kernel_log::oom_killed(&name), ..evidence }
+    with_oom_kills(evidence, &layout::cgroup(Path::new(""), at.tagged_id()), 0)
+}
+
+/// Adds the processes in the cgroup of a box that the kernel killed for memory since this time of the
+/// boot clock.
+fn with_oom_kills(evidence: Evidence, cgroup: &Path, since_ns: u64) -> Evidence {
+    let name = cgroup.file_name().unwrap_or_default().to_string_lossy();
+    let mut kills = kernel_log::oom_killed(&name);
+    kills.retain(|kill| kill.boot_ns >= since_ns);
+    Evidence {
+        oom_killed_ns: kills.first().map(|kill| kill.boot_ns),
+        oom_killed: kills.into_iter().map(|kill| kill.name).collect(),
+        ..evidence
+    }
 }
 
 /// Notices limits that a box reaches from now on.
@@ -210,6 +223,7 @@ pub fn evidence(at: BoxAt<'_>, record: &Record) -> Evidence {
 pub struct LimitWatch {
     cgroups: Vec<PathBuf>,
     before: Counted,
+    began_ns: u64,
 }
 
 /// How many processes of a box the kernel has killed for memory, and how many new ones it refused.
@@ -223,11 +237,25 @@ impl LimitWatch {
     pub fn new(roots: &[PathBuf], of: TaggedId<'_>) -> Self {
         let cgroups: Vec<_> = roots.iter().map(|root| layout::cgroup(root, of)).collect();
         let before = counted(&cgroups);
-        Self { cgroups, before }
+        Self { cgroups, before, began_ns: boot_ns() }
+    }
+
+    /// Returns what the kernel has counted since then.
+    pub fn evidence(&self) -> Evidence {
+        let reached = self.reached();
+        let evidence = Evidence {
+            oom_kills: reached.oom.then_some(1),
+            pids_refused: reached.pids.then_some(1),
+            ..Evidence::default()
+        };
+        match self.cgroups.first().filter(|_| reached.oom) {
+            Some(cgroup) => with_oom_kills(evidence, cgroup, self.began_ns),
+            None => evidence,
+        }
     }
 
     /// Returns the limits that the box has reached since then.
-    pub fn reached(&self) -> Pressure {
+    fn reached(&self) -> Pressure {
         let now = counted(&self.cgroups);
         Pressure {
             oom: now.oom_kills > self.before.oom_kills,

@@ -79,9 +79,12 @@ pub struct EndedLine {
     pub at_ns: u64,
     /// How long it took the process that ended the box, or found it ended, to see it empty.
     pub emptied_ms: u64,
-    /// Who asked for the act that ended it, if a user did.
+    /// The actor that asked for the act that ended it, if one did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<Actor>,
+    /// How long before the end that was, if it was a signal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked_before: Option<Duration>,
     /// Why the box could not be made, or its command could not be started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
@@ -107,11 +110,14 @@ impl EndedLine {
         let (end, at) = written.unwrap_or_else(killed);
         evidence.scratch_full |= journal.events.iter().any(|it| it.what == BoxEvent::ScratchFull);
         let end = end.under(evidence.pressure());
+        let asked = asked_for(end, requests.iter());
+        let end_ns = journal.ended.map_or_else(boot_ns, |it| it.at_us.saturating_mul(1000));
         Self {
             at,
             after: last_sign.filter(|_| written.is_none()),
             emptied_ms: u64::try_from(emptied.as_millis()).unwrap_or(u64::MAX),
-            ..Self::seen(end, asked_for(end, requests.iter()).cloned(), evidence)
+            asked_before: asked.and_then(|asked| asked.before(end_ns)),
+            ..Self::seen(end, asked.map(|asked| asked.by.clone()), evidence)
         }
     }
 
@@ -124,6 +130,7 @@ impl EndedLine {
             at_ns: boot_ns(),
             emptied_ms: 0,
             by,
+            asked_before: None,
             failure: None,
             evidence,
         }

@@ -23,6 +23,9 @@ pub struct Evidence {
     /// The processes that the kernel killed for memory, as far as its log names them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub oom_killed: Vec<String>,
+    /// When the kernel killed the first of them, on the boot clock.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub oom_killed_ns: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pids_limit: Option<u64>,
     /// The most processes at once, or the last number that was seen. The keeper does not count.

@@ -1,4 +1,6 @@
-//! Lines about what a user asked for: who asked, recorded before tare acts.
+//! Lines about what a user asked for, with the actor, recorded before tare acts.
+
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tare_control::{Cause, End};
@@ -42,14 +44,22 @@ impl RequestLine {
     pub fn now(act: Act, by: &Actor) -> Self {
         Self { act, by: by.clone(), at_ns: boot_ns() }
     }
+
+    /// Returns how long before the end a signal was requested. All other acts end the box themselves.
+    pub fn before(&self, end_ns: u64) -> Option<Duration> {
+        match self.act {
+            Act::Signal(_) => Some(Duration::from_nanos(end_ns.saturating_sub(self.at_ns))),
+            Act::Stop | Act::Kill | Act::Remove => None,
+        }
+    }
 }
 
-/// Returns who asked for the act that ended a box in this way: the last one that did.
+/// Returns the request for the act that ended a box in this way: the last one.
 pub fn asked_for<'a>(
     end: End,
     requests: impl DoubleEndedIterator<Item = &'a RequestLine>,
-) -> Option<&'a Actor> {
-    requests.rev().find(|request| request.act.explains(end)).map(|request| &request.by)
+) -> Option<&'a RequestLine> {
+    requests.rev().find(|request| request.act.explains(end))
 }
 
 #[cfg(test)]
@@ -62,7 +72,7 @@ mod tests {
         let acts = [Act::Signal(1), Act::Signal(15), Act::Stop, Act::Signal(15), Act::Kill];
         let requests: Vec<RequestLine> =
             (0..).zip(acts).map(|(n, act)| RequestLine::now(act, &by(n))).collect();
-        let asked = |end| asked_for(end, requests.iter()).cloned();
+        let asked = |end| asked_for(end, requests.iter()).map(|request| request.by.clone());
         assert_eq!(asked(End::of_command(15)), Some(by(3)));
         assert_eq!(asked(End::of_command(1)), Some(by(0)));
         assert_eq!(asked(End::of_command(9)), None, "no signal 9 was asked for");
@@ -70,5 +80,8 @@ mod tests {
         assert_eq!(asked(End::killed(Cause::Killed)), Some(by(4)));
         assert_eq!(asked(End::killed(Cause::KeeperLost)), None);
         assert_eq!(asked(End::of_command(15 << 8)), None, "an exit code is no signal");
+        let (signal, stop) = (&requests[1], &requests[2]);
+        assert_eq!(signal.before(signal.at_ns + 7), Some(Duration::from_nanos(7)));
+        assert_eq!(stop.before(u64::MAX), None);
     }
 }
