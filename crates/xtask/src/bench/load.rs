@@ -15,8 +15,9 @@ use std::time::{Duration, Instant};
 /// Any fixed number will do: the order differs between turns, not between runs.
 const SHUFFLE_SEED: u64 = 0x7461_7265;
 
-/// A subject that needs more turns than this gets fewer samples.
-const TURNS_MAX: usize = 2_000;
+/// A table that needs more time than this gets fewer samples, so that a slow or busy machine
+/// answers too. The table shows how many there are.
+const TABLE_MAX: Duration = Duration::from_secs(180);
 
 /// Kernel threads and pools work on after the last call of a slice. Their processor time counts.
 const AFTERWARDS: Duration = Duration::from_millis(150);
@@ -172,10 +173,12 @@ pub fn interleave(subjects: &[Contender<'_>], plan: &Plan) -> Vec<Measured> {
     let mut machine = Background::default();
     let mut order: Vec<usize> = (0..subjects.len()).collect();
     let mut random = Random(SHUFFLE_SEED);
-    for turn in 0..plan.warm_up + TURNS_MAX {
+    let start = Instant::now();
+    for turn in 0_usize.. {
         let kept = turn.saturating_sub(plan.warm_up);
         let is_enough = |it: &Measured| it.failed.is_some() || it.calls.len() >= plan.samples;
-        if kept >= plan.turns_min && series.iter().all(is_enough) {
+        let is_late = kept > 0 && start.elapsed() > TABLE_MAX;
+        if is_late || (kept >= plan.turns_min && series.iter().all(is_enough)) {
             break;
         }
         random.shuffle(&mut order);

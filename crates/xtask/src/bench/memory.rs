@@ -99,7 +99,11 @@ fn of_boxes(setup: &Setup, work: &Work, code: &str) -> Result<Vec<(String, Measu
 /// The bytes of all boxes, by their state and their pool.
 fn list(setup: &Setup, server: &Server) -> BTreeMap<String, Vec<f64>> {
     let listed = tare(&setup.tare, &server.state_root, &["ls", "-a", "--json"]).output();
-    let listed: Vec<Value> = serde_json::from_str(&listed.unwrap_or_default()).unwrap_or_default();
+    by_state(&listed.unwrap_or_default())
+}
+
+fn by_state(listed: &str) -> BTreeMap<String, Vec<f64>> {
+    let listed: Vec<Value> = serde_json::from_str(listed).unwrap_or_default();
     let mut groups: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     for one in listed {
         let state = one["state"].as_str().unwrap_or("unknown");
@@ -134,5 +138,30 @@ fn series(bytes: Result<Vec<f64>, String>) -> Measured {
             ..Measured::default()
         },
         Err(why) => Measured { failed: Some(why), ..Measured::default() },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn boxes_are_grouped_by_what_they_do_and_a_template_is_not_a_call() {
+        let listed = r#"[{"state":"running","pool":null,"memory_bytes":3145728},
+            {"state":"running","pool":"python","memory_bytes":1048576},
+            {"state":"warm","pool":"python","memory_bytes":524288},
+            {"state":"warm","pool":"python-template","memory_bytes":null}]"#;
+        let groups = by_state(listed);
+        assert_eq!(groups[RUNNING], [3_145_728.0, 1_048_576.0]);
+        assert_eq!(groups[WAITING], [524_288.0]);
+        assert!(groups["tare serve, warm (python-template)"].is_empty());
+        assert_eq!(groups.len(), 3);
+        assert!(by_state("").is_empty());
+    }
+
+    #[test]
+    fn bytes_are_shown_as_mib_and_a_failure_with_its_reason() {
+        assert_eq!(series(Ok(vec![2_097_152.0])).calls, [2.0]);
+        assert_eq!(series(Err("no".into())).failed.as_deref(), Some("no"));
     }
 }
