@@ -13,6 +13,7 @@ pub mod fds;
 pub mod files;
 pub mod idmap;
 pub mod kernel_log;
+pub mod kvm;
 pub mod landlock;
 pub mod launch;
 pub mod locks;
