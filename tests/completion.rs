@@ -12,7 +12,7 @@ fn completion_scripts_of_every_shell_list_the_options() {
         let output = tare.call(["completion", shell]).ok().said_nothing();
         let words = [
             "tare", "run", "exec", "explain", "audit", "sweep", "dry-run", "rename", "doctor",
-            "memory", "timeout", "lease", "watch",
+            "memory", "timeout", "lease", "watch", "fetch", "choose",
         ];
         for word in words {
             assert!(output.stdout_text().contains(word), "{shell}: {word} is missing");

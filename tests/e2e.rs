@@ -27,6 +27,7 @@ mod identity;
 mod keeper_survives;
 mod keeping;
 mod kernel_matrix;
+mod kernels;
 mod killed;
 mod leaks;
 mod leaves_nothing;

@@ -24,6 +24,7 @@ fn help_names_every_command() {
         "resume",
         "rename",
         "update",
+        "vm",
         "doctor",
         "completion",
         "help",
@@ -82,7 +83,7 @@ fn help_of_every_command_has_an_example() {
     let tare = tare!();
     let commands = [
         "run", "exec", "cp", "attach", "ls", "logs", "stats", "inspect", "explain", "audit",
-        "sweep", "wait", "stop", "kill", "rm", "pause", "resume", "rename", "update",
+        "sweep", "wait", "stop", "kill", "rm", "pause", "resume", "rename", "update", "vm",
     ];
     for command in commands {
         let output = tare.call([command, "--help"]).ok().said_nothing();

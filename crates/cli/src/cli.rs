@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::commands::{
     attach, audit, completion, cp, doctor, exec, explain, help, inspect, kill, logs, ls, pause,
-    receipt, rename, resume, rm, run, serve, stats, stop, sweep, update, wait,
+    receipt, rename, resume, rm, run, serve, stats, stop, sweep, update, vm, wait,
 };
 
 /// Runs untrusted code, and leaves nothing behind.
@@ -111,6 +111,8 @@ pub enum Command {
     Rename(rename::RenameArgs),
     /// Change the limits or the lease of running boxes
     Update(update::UpdateArgs),
+    /// Manage the kernels of virtual machines
+    Vm(vm::VmArgs),
     /// Serve boxes over HTTP
     Serve(serve::ServeArgs),
     /// Check what this host can do, and say what tare does about each missing feature

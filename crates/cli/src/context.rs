@@ -1,8 +1,10 @@
 //! What every command needs: the state root, and the engine that opens it.
 
+use std::env::var_os;
 use std::path::PathBuf;
 
 pub use tare_engine::Purpose;
+use tare_engine::vm::kernels::Kernels;
 use tare_engine::{Context as _, Engine, Error};
 
 /// The state root of one command.
@@ -15,8 +17,7 @@ pub struct Context {
 impl Context {
     /// Takes the state root from `--state-root`, else from `TARE_STATE_ROOT`.
     pub fn new(state_root: Option<PathBuf>) -> Result<Self, Error> {
-        let from_env = || std::env::var_os("TARE_STATE_ROOT").map(PathBuf::from);
-        let state_root = state_root.or_else(from_env);
+        let state_root = state_root.or_else(|| path_in("TARE_STATE_ROOT"));
         let state_root = state_root.filter(|path| !path.as_os_str().is_empty());
         let absolute = state_root.map(std::path::absolute).transpose();
         let state_root =
@@ -31,4 +32,22 @@ impl Context {
     pub fn engine(&self, purpose: Purpose) -> Result<Engine, Error> {
         Engine::open(self.state_root(), purpose)
     }
+
+    /// The kernels of machines, which do not depend on the state root.
+    pub fn kernels(&self) -> Result<Kernels, Error> {
+        let default = || Kernels::default_path(var_os("HOME").as_deref());
+        let path = path_in("TARE_VM_DIR").map_or_else(default, Ok)?;
+        let absolute = std::path::absolute(path);
+        absolute.context(|| "cannot find the directory of the kernels".to_owned()).map(Kernels::at)
+    }
+
+    /// The monitor that the user named.
+    pub fn monitor(&self) -> Option<PathBuf> {
+        path_in("TARE_VM_MONITOR")
+    }
+}
+
+/// Returns the path in an environment variable. An empty one counts as absent.
+fn path_in(variable: &str) -> Option<PathBuf> {
+    var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from)
 }

@@ -10,7 +10,7 @@ use tare_kernel::memory;
 use crate::cli::{Cli, Command};
 use crate::commands::{
     attach, audit, completion, cp, doctor, exec, explain, inspect, kill, logs, ls, pause, receipt,
-    rename, resume, rm, run, serve, stats, stop, sweep, update, wait,
+    rename, resume, rm, run, serve, stats, stop, sweep, update, vm, wait,
 };
 use crate::context::Context;
 use crate::error::{print_error, print_result};
@@ -71,6 +71,7 @@ fn perform(command: &Command, context: &Context) -> Result<u8, Error> {
         Command::Resume(args) => resume::run(args, context),
         Command::Rename(args) => rename::run(args, context),
         Command::Update(args) => update::run(args, context),
+        Command::Vm(args) => vm::run(args, context),
         Command::Serve(args) => serve::run(args, context),
         Command::Doctor(args) => doctor::run(args, context),
         Command::Completion(args) => completion::run(args, Cli::command(), context),

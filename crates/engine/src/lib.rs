@@ -24,6 +24,7 @@ pub mod spec;
 mod teardown;
 mod time;
 pub mod version;
+pub mod vm;
 
 pub use actor::Actor;
 pub use audit::findings::{Finding, FindingKind};

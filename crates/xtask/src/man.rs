@@ -34,20 +34,30 @@ pub fn write(options: &ManOptions) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The name and the text of each page: `tare`, and `tare-COMMAND` for every command.
+/// The name and the text of each page: `tare`, `tare-COMMAND` for every command, and
+/// `tare-vm-kernel` for a command of a command.
 fn pages(tare: &Path) -> Result<Vec<(String, String)>, Failure> {
-    let overview = help(tare, &[])?;
-    let commands = commands(&overview);
-    if commands.is_empty() {
-        return Err(Failure::new("tare --help lists no command, so no page was written"));
+    let mut pages = Vec::new();
+    add_pages(tare, &[], &mut pages)?;
+    match pages.len() {
+        1 => Err(Failure::new("tare --help lists no command, so no page was written")),
+        _ => Ok(pages),
     }
-    let mut pages = vec![("tare".to_owned(), page("tare", &overview))];
-    for command in &commands {
-        let name = format!("tare-{command}");
-        let page = page(&name, &help(tare, &[command])?);
-        pages.push((name, page));
+}
+
+fn add_pages(
+    tare: &Path,
+    words: &[&str],
+    pages: &mut Vec<(String, String)>,
+) -> Result<(), Failure> {
+    let name = [&["tare"], words].concat().join("-");
+    let overview = help(tare, words)?;
+    let page = page(&name, &overview);
+    pages.push((name, page));
+    for command in commands(&overview) {
+        add_pages(tare, &[words, &[command.as_str()]].concat(), pages)?;
     }
-    Ok(pages)
+    Ok(())
 }
 
 fn help(tare: &Path, command: &[&str]) -> Result<String, Failure> {

@@ -26,4 +26,5 @@ pub mod stats;
 pub mod stop;
 pub mod sweep;
 pub mod update;
+pub mod vm;
 pub mod wait;

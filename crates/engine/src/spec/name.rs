@@ -211,7 +211,7 @@ pub fn label(text: &str) -> Result<(String, String), Error> {
     Ok((key.to_owned(), value.to_owned()))
 }
 
-fn is_token(text: &str, also: &[u8]) -> bool {
+pub(crate) fn is_token(text: &str, also: &[u8]) -> bool {
     let bytes = text.as_bytes();
     bytes.len() <= NAME_BYTES_MAX
         && bytes.first().is_some_and(u8::is_ascii_alphanumeric)

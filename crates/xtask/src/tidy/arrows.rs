@@ -24,7 +24,7 @@ struct Crate {
 const CRATES: [Crate; 4] = [
     Crate {
         src: "crates/engine/src",
-        order: "version hint error spec time actor host gauge record holdings observe receipt \
+        order: "version hint error spec vm time actor host gauge record holdings observe receipt \
                 history teardown audit care session create operate engine",
         exceptions: &[],
     },
