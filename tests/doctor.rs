@@ -3,11 +3,12 @@
 //! entered here, and doctor must give the reason of `run`.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use rustix::process::Signal;
 use tare_harness::skip::{has_program, is_root};
-use tare_harness::{Output, Tare, eventually, skip, tare};
+use tare_harness::{Output, Tare, TemporaryDirectory, eventually, skip, tare};
 
 const CONTAINER_FILTER: &str = include_str!("probes/container_filter.py");
 /// Doctor's own bound is 10 s; the rest is for a busy host.
@@ -265,4 +266,50 @@ fn a_killed_doctor_leaves_nothing() {
     tare.run(["--quiet", "--", "true"]).ok();
     tare.reap_orphans();
     tare.nothing_left();
+}
+
+/// A host on which no machine can run is a host for native boxes.
+#[test]
+fn doctor_says_what_machines_lack_and_does_not_fail_for_it() {
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    let silent = directory.write("silent", "#!/bin/sh\nexec sleep 1000\n");
+    fs::set_permissions(&silent, fs::Permissions::from_mode(0o755)).unwrap();
+    let silent = silent.to_str().expect("the name is ASCII");
+    let doctor = |monitor: &str, args: &str| {
+        let state = format!("TARE_VM_DIR={}/vm TARE_VM_MONITOR={monitor}", directory.text());
+        tare.shell(&format!("{state} \"$TARE\" doctor {args}")).ok()
+    };
+    for (monitor, says) in [
+        ("/nonexistent", "cannot start /nonexistent: No such file or directory"),
+        ("/bin/true", "/bin/true is not QEMU"),
+        (silent, "silent does not answer"),
+    ] {
+        let output = doctor(monitor, "");
+        let text = output.stdout_text();
+        let row = |title: &str| text.lines().find(|line| line.starts_with(title)).expect(title);
+        assert!(row("vm monitor").contains(says), "{output}");
+        assert!(row("vm acceleration").contains("/dev/kvm"), "{output}");
+        assert!(row("vm kernel").contains("'tare vm kernel fetch'"), "{output}");
+        assert!(output.lasted < DOES_NOT_HANG, "{output}");
+    }
+    let json = doctor("/bin/true", "--json").stdout_text();
+    let json: serde_json::Value = serde_json::from_str(&json).expect("one object");
+    let vm = &json["vm"];
+    assert!(vm["monitor"].is_null() && vm["kernel"].is_null(), "{vm}");
+    assert_eq!(vm["accel"], serde_json::json!([]), "nothing runs without a monitor");
+    let known = ["ok", "absent", "denied", "boots nothing"];
+    assert!(known.contains(&vm["kvm"].as_str().expect("a text")), "{vm}");
+    assert_eq!(vm["kvm"] == "absent", !fs::exists("/dev/kvm").unwrap(), "{vm}");
+}
+
+#[test]
+fn doctor_names_the_group_that_may_use_kvm() {
+    let tare = tare!(unprivileged);
+    let kvm = tare.json(["doctor", "--json"])["vm"]["kvm"].clone();
+    if kvm != "denied" {
+        skip!("every user may open /dev/kvm, or it is absent");
+    }
+    let output = tare.call(["doctor"]).ok();
+    assert!(output.stdout_text().contains("add the user to the group "), "{output}");
 }

@@ -9,12 +9,14 @@ use tare_engine::spec::shown::escaped;
 use tare_engine::{Error, Host as EngineHost};
 
 use self::host::HostFiles;
+use self::machines::{Machines, Summary};
 use self::trial::Trial;
 use crate::context::Context;
 use crate::error::{cause_and_hint, one_line, print_json, print_result};
 
 mod hardening;
 mod host;
+mod machines;
 mod requirements;
 mod trial;
 
@@ -67,6 +69,7 @@ struct Probe {
     files: HostFiles,
     engine: EngineHost,
     trial: Trial,
+    machines: Machines,
 }
 
 #[derive(Debug, Serialize)]
@@ -83,12 +86,16 @@ struct Check {
 struct Diagnosis {
     can_make_boxes: bool,
     checks: Vec<Check>,
+    vm: Summary,
 }
 
 pub fn run(args: &DoctorArgs, context: &Context) -> Result<u8, Error> {
-    let trial = trial::make_boxes(context);
-    let diagnosis =
-        diagnose(&Probe { files: HostFiles::below("/"), engine: EngineHost::probe(), trial });
+    let diagnosis = diagnose(&Probe {
+        files: HostFiles::below("/"),
+        engine: EngineHost::probe(),
+        trial: trial::make_boxes(context),
+        machines: Machines::look(context),
+    });
     if args.json {
         print_json(&diagnosis)?
     } else {
@@ -100,13 +107,14 @@ pub fn run(args: &DoctorArgs, context: &Context) -> Result<u8, Error> {
 fn diagnose(probe: &Probe) -> Diagnosis {
     let can_make_boxes = probe.trial.made.is_ok();
     let rows = answers(&requirements::ROWS, probe).chain(hardening::answers(probe));
+    let rows = rows.chain(answers(&machines::ROWS, probe));
     let check = |(what, answer): (_, Answer), prevents_boxes| {
         let Answer { status, found, tare } = answer;
         Check { what, status, found, tare, prevents_boxes }
     };
     let mut checks: Vec<Check> = rows.map(|row| check(row, false)).collect();
     checks.push(check(("a box", a_box(&probe.trial)), !can_make_boxes));
-    Diagnosis { can_make_boxes, checks }
+    Diagnosis { can_make_boxes, checks, vm: probe.machines.summary() }
 }
 
 fn answers(rows: &[Row], probe: &Probe) -> impl Iterator<Item = (&'static str, Answer)> {
@@ -133,7 +141,8 @@ fn table(diagnosis: &Diagnosis) -> String {
             Status::Missing => "missing",
             Status::Warn => "warn",
         };
-        text += &format!("{what:width$}  {status:7}  {}; {}\n", escaped(found), escaped(tare));
+        let tare = if tare.is_empty() { String::new() } else { format!("; {}", escaped(tare)) };
+        text += &format!("{what:width$}  {status:7}  {}{tare}\n", escaped(found));
     }
     text + if diagnosis.can_make_boxes {
         "\nBoxes can be made here.\n"
@@ -146,6 +155,7 @@ fn table(diagnosis: &Diagnosis) -> String {
 mod tests {
     use super::*;
     use tare_harness::TemporaryDirectory;
+    use tare_kernel::kvm::Kvm;
 
     /// Calls `check` with a host that has only these files, and on which a box can be made.
     pub fn on_host<T>(files: &[(&str, &str)], check: impl FnOnce(&mut Probe) -> T) -> T {
@@ -156,7 +166,9 @@ mod tests {
         }
         let trial = Trial { made: Ok(()), limited: Vec::new(), pids: Vec::new() };
         let files = HostFiles::below(directory.path());
-        check(&mut Probe { files, engine: EngineHost::probe(), trial })
+        let no_monitor = Err(Error::failed("there is no monitor"));
+        let machines = Machines { monitor: no_monitor, kvm: Kvm::Absent, kernel: Ok(None) };
+        check(&mut Probe { files, engine: EngineHost::probe(), trial, machines })
     }
 
     #[test]

@@ -1,0 +1,148 @@
+//! What virtual machines need, and whether this host has it. Native boxes need nothing of it.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use serde::Serialize;
+use tare_engine::Error;
+use tare_engine::vm::kernels::Kernel;
+use tare_engine::vm::monitor::Monitor;
+use tare_kernel::kvm::{self, Kvm};
+
+use super::{Answer, Probe, Row, missing, ok, warn};
+use crate::context::Context;
+use crate::error::cause_and_hint;
+
+/// A guest of four instructions ends within a millisecond. A host whose KVM is broken may never
+/// return from it.
+const GUEST_ENDS_WITHIN: Duration = Duration::from_secs(2);
+
+pub const ROWS: [Row; 3] =
+    [("vm monitor", monitor), ("vm acceleration", acceleration), ("vm kernel", kernel)];
+
+/// What was found.
+#[derive(Debug)]
+pub struct Machines {
+    pub monitor: Result<Monitor, Error>,
+    pub kvm: Kvm,
+    /// The chosen kernel.
+    pub kernel: Result<Option<Kernel>, Error>,
+}
+
+/// The object `vm` of the JSON.
+#[derive(Debug, Serialize)]
+pub struct Summary {
+    /// The version.
+    monitor: Option<String>,
+    kvm: &'static str,
+    /// The release of the chosen kernel.
+    kernel: Option<String>,
+    /// What machines can run on here.
+    accel: Vec<&'static str>,
+}
+
+impl Machines {
+    pub fn look(context: &Context) -> Self {
+        Self {
+            monitor: Monitor::find(context.monitor()),
+            kvm: probe_kvm(),
+            kernel: context.kernels().and_then(|kernels| kernels.chosen()),
+        }
+    }
+
+    pub fn summary(&self) -> Summary {
+        let monitor = self.monitor.as_ref().ok();
+        let kvm = monitor.is_some_and(|it| it.has_kvm) && self.kvm == Kvm::Works;
+        let tcg = monitor.is_some_and(|it| it.has_tcg);
+        let accel = [("kvm", kvm), ("tcg", tcg)].into_iter().filter(|(_, works)| *works);
+        Summary {
+            monitor: monitor.map(|it| it.version.clone()),
+            kvm: match self.kvm {
+                Kvm::Works => "ok",
+                Kvm::Absent => "absent",
+                Kvm::Denied => "denied",
+                Kvm::BootsNothing => "boots nothing",
+            },
+            kernel: self.kernel.as_ref().ok().and_then(|it| Some(it.as_ref()?.release.clone())),
+            accel: accel.map(|(name, _)| name).collect(),
+        }
+    }
+}
+
+/// The thread of a guest that does not end is left behind, and ends with this process.
+fn probe_kvm() -> Kvm {
+    let (report, reported) = mpsc::channel();
+    let probe = move || {
+        let _ = report.send(kvm::probe());
+    };
+    let started = thread::Builder::new().spawn(probe);
+    let found = started.ok().and_then(|_| reported.recv_timeout(GUEST_ENDS_WITHIN).ok());
+    found.unwrap_or(Kvm::BootsNothing)
+}
+
+fn monitor(probe: &Probe) -> Option<Answer> {
+    Some(match &probe.machines.monitor {
+        Ok(monitor) => ok(format!("qemu {}", monitor.version), ""),
+        Err(error) => failed(error),
+    })
+}
+
+fn acceleration(probe: &Probe) -> Option<Answer> {
+    let emulated = "machines can only be emulated";
+    Some(match probe.machines.kvm {
+        Kvm::Works => ok("/dev/kvm runs guests", ""),
+        Kvm::Absent => warn("there is no /dev/kvm", emulated),
+        Kvm::Denied => warn("this user may not open /dev/kvm", how_to_open()),
+        Kvm::BootsNothing => warn("/dev/kvm is there and boots no ordinary kernel", emulated),
+    })
+}
+
+fn kernel(probe: &Probe) -> Option<Answer> {
+    Some(match &probe.machines.kernel {
+        Ok(Some(kernel)) => {
+            ok(format!("{} ({}), all parts there", kernel.release, kernel.origin.name()), "")
+        }
+        Ok(None) => missing("no kernel is chosen", "'tare vm kernel fetch' downloads one"),
+        Err(error) => failed(error),
+    })
+}
+
+fn failed(error: &Error) -> Answer {
+    let (found, hint) = cause_and_hint(error);
+    missing(found, hint.unwrap_or_default())
+}
+
+/// Names the group of `/dev/kvm`.
+fn how_to_open() -> String {
+    let group = fs::metadata("/dev/kvm").map(|metadata| metadata.gid());
+    let groups = fs::read_to_string("/etc/group").unwrap_or_default();
+    let name = group.ok().and_then(|group| {
+        let has_id = |line: &&str| line.split(':').nth(2) == Some(&group.to_string());
+        groups.lines().find(has_id)?.split(':').next().map(str::to_owned)
+    });
+    let name = name.unwrap_or_else(|| "kvm".to_owned());
+    format!("add the user to the group {name}, or emulate machines")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machines(kvm: Kvm, has_kvm: bool) -> Machines {
+        let monitor =
+            Monitor { path: "/q".into(), version: "7.2.22".into(), has_kvm, has_tcg: true };
+        Machines { monitor: Ok(monitor), kvm, kernel: Ok(None) }
+    }
+
+    #[test]
+    fn only_what_both_the_monitor_and_the_host_can_do_is_an_acceleration() {
+        assert_eq!(machines(Kvm::Works, true).summary().accel, ["kvm", "tcg"]);
+        assert_eq!(machines(Kvm::Works, false).summary().accel, ["tcg"]);
+        assert_eq!(machines(Kvm::BootsNothing, true).summary().accel, ["tcg"]);
+        let none = Machines { monitor: Err(Error::failed("x")), ..machines(Kvm::Works, true) };
+        assert!(none.summary().accel.is_empty() && none.summary().monitor.is_none());
+    }
+}
