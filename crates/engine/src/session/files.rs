@@ -415,3 +415,27 @@ fn cannot_copy(id: &BoxId, errno: Option<i32>, what: String) -> Error {
         Some(_) | None => error,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_box_gets_a_hint_and_the_sentence_of_an_older_keeper_is_shown() {
+        let id = BoxId::random();
+        let error = |line: &[u8]| match status(line) {
+            ProgramStatus::Failed { errno, what } => cannot_copy(&id, errno, what),
+            ProgramStatus::Ready { .. } => panic!("it failed"),
+        };
+        let full = error(b"failed 28 cannot write to /work");
+        let text = format!("box {id} did not copy: cannot write to /work: No space left on device");
+        assert_eq!((full.in_full(), full.hint()), (text, Some(&Hint::MoreScratch)));
+        // A box may write any number.
+        for number in [0, 4096, i32::MAX] {
+            let text = format!("failed {number} cannot write to /work");
+            assert_eq!(error(text.as_bytes()).hint(), None, "{number}");
+        }
+        let older = error(b"cannot write to /work: No space left on device");
+        assert_eq!(older.in_full(), full.in_full());
+    }
+}
