@@ -382,7 +382,7 @@ fn a_program_ends_the_same_way_in_an_interpreter_that_waited() {
 }
 
 /// Programs that end in different ways.
-pub const ENDINGS: [&str; 18] = [
+pub const ENDINGS: [&str; 24] = [
     "def f():\n    1 / 0\nf()",
     "def f(:",
     "import sys; sys.exit(7)",
@@ -397,6 +397,12 @@ pub const ENDINGS: [&str; 18] = [
     "import sys; sys.stdout.write('no newline')",
     "# -*- coding: latin-1 -*-\nprint(ascii('\u{e9}'))",
     "class A:\n    def __del__(self): print('deleted')\na = A()",
+    "class A:\n    def __del__(self): print('deleted')\ndef f():\n    a = A(); a.a = a\nf()\n_b = A()",
+    "import atexit\nclass F:\n    def __repr__(self): return 'F'\n    def __call__(self): raise ValueError('at the end')\natexit.register(print, 'first'); atexit.register(F())",
+    "import sys\nsys.stdout.close()",
+    "import sys, io\nsys.stdout = io.StringIO()\nprint('nowhere')",
+    "import sys\nsys.exit(256 + 3)",
+    "import sys\nsys.exit(-1)",
     "print(__import__('subprocess').run(['echo', 'x'], capture_output=True).stdout)",
     "import multiprocessing as m\nif __name__ == '__main__':\n    print(m.get_start_method())",
     "import pickle, sys\nclass A: pass\nprint(type(pickle.loads(pickle.dumps(A()))).__module__)",

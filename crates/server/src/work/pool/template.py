@@ -186,5 +186,50 @@ def reseed(os, sys):
         process.current_process().authkey = os.urandom(32)
 
 
+# Runs the order and ends the clone. Python itself would take apart every object of the template at its
+# end, and so copy all of its memory. This does what a program can notice: threads, exit functions, streams
+# and the objects of the program.
+def run_and_leave(os, sys):
+    code = 0
+    try:
+        launch()
+    except SystemExit as error:
+        code = error.code
+        if code is None:
+            code = 0
+        elif not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
+    if "threading" in sys.modules:
+        sys.modules["threading"]._shutdown()
+    import atexit
+    import gc
+
+    try:
+        atexit._run_exitfuncs()
+    except BaseException:
+        pass
+    is_flushed = flush(sys)
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    names = vars(sys.modules["__main__"]) if "__main__" in sys.modules else {}
+    for is_first in (True, False):
+        for name in list(names):
+            if name != "__builtins__" and (not is_first or (name[:1] == "_" and name[:2] != "__")):
+                names[name] = None
+    gc.collect()
+    is_flushed = flush(sys) and is_flushed
+    os._exit(code & 0xFF if is_flushed else 120)
+
+
+def flush(sys):
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None and not getattr(stream, "closed", False):
+                stream.flush()
+        return True
+    except Exception:
+        return False
+
+
 template(preload())
-launch()
+run_and_leave(__import__("os"), __import__("sys"))
