@@ -13,12 +13,14 @@
 mod faulty;
 mod lane;
 mod operations;
+mod pools;
 mod trials;
 
 use operations::{
     COPY_IN, COPY_OUT, EXEC, FINISH, PAUSE, REMOVE, REMOVE_ABANDONED, RENAME, RESUME, RUN,
     RUN_DETACHED, STOP, SWEEP, UPDATE, Whom,
 };
+use pools::each_step_of_a_pool;
 use trials::each_step;
 
 pub use faulty::tare as faulty_tare;
@@ -41,6 +43,16 @@ fn detached_run_survives_crash_failure_and_repeat_at_every_step() {
 #[test]
 fn detached_run_survives_crash_failure_and_repeat_of_its_keeper_at_every_step() {
     each_step(&RUN_DETACHED, Whom::Keeper);
+}
+
+#[test]
+fn a_pool_of_clones_survives_crash_failure_and_repeat_at_any_step() {
+    each_step_of_a_pool(Whom::Tare);
+}
+
+#[test]
+fn a_pool_of_clones_survives_crash_failure_and_repeat_of_its_keepers_at_any_step() {
+    each_step_of_a_pool(Whom::Keeper);
 }
 
 #[test]

@@ -447,6 +447,37 @@ fn a_server_killed_with_a_full_pool_leaves_no_template_and_no_clone() {
 }
 
 #[test]
+fn a_template_removed_while_calls_run_leaves_nothing_and_every_call_is_answered() {
+    needs_clones!();
+    let tare = tare!();
+    let server = Server::start_configured(&tare, "[pool.python]\nwarm = 4\n");
+    in_clone(&server, &code("print(1)"));
+    for _round in 0..8 {
+        std::thread::scope(|threads| {
+            let call = || server.post("/v1/run", &code("print(6 * 7)"));
+            let calls: Vec<_> = (0..6).map(|_| threads.spawn(call)).collect();
+            for id in templates(&tare) {
+                tare.call(["rm", "-f", &id]);
+            }
+            for call in calls {
+                let answer = call.join().expect("it was answered");
+                let result = answer.json();
+                // A clone ends with its template. Then the answer says so.
+                let is_well = answer.status == 200 && result["stdout"] == "42\n";
+                let has_said = answer.status != 200 || result["cause"] != "exited";
+                assert!(is_well || has_said, "{result}");
+            }
+        });
+        eventually("a clone runs code again", || {
+            server.post("/v1/run", &code("print(1)")).was(200).json()["warm"] == "clone"
+        });
+    }
+    server.stop();
+    assert_eq!(waiting(&tare), []);
+    tare.call(["audit"]).ok();
+}
+
+#[test]
 fn many_calls_at_once_each_get_a_box_of_their_own() {
     needs_clones!();
     let tare = tare!();
