@@ -11,10 +11,11 @@ use tare_engine::{Actor, Engine, Purpose};
 
 const TARE: &str = "tare rm -f";
 
-/// A subshell that reads from a pipe costs a fork and no execve, so that a tree is made quickly.
-/// Both ends of the pipe are open in all of them: none ever reads anything.
-const TREE: &str = "mkfifo /tmp/bench$$; exec 3<>/tmp/bench$$; rm /tmp/bench$$; \
-    i=1; while [ $i -lt $1 ]; do (read line <&3) & i=$((i + 1)); done; read line <&3";
+/// A subshell that reads from a terminal without another end costs a fork and no execve, so that a
+/// tree is made quickly, and no process exists that is not a part of the tree. None ever reads
+/// anything.
+const TREE: &str = "exec 3<>/dev/ptmx; \
+    i=0; while [ $i -lt $1 ]; do (read line <&3) & i=$((i + 1)); done; read line <&3";
 
 /// Each process starts others until the limit. The first one is not a part of the bomb, and lives.
 const BOMB: &str = "f() { while :; do f & done; }; f & exec sleep 1000000";
@@ -23,12 +24,14 @@ const BOMB_PIDS: u64 = 64;
 struct Tree {
     title: String,
     script: &'static str,
+    /// The argument of the script.
+    children: u64,
     /// Processes that exist before the teardown.
     processes: u64,
     pids_max: u64,
 }
 
-/// The shell may need a process of its own while it makes the tree, and bubblewrap has two.
+/// The shell counts, and bubblewrap has two processes.
 const SPARE_PIDS: u64 = 16;
 
 pub fn answer(setup: &Setup) -> Result<Vec<Table>, Failure> {
@@ -37,15 +40,18 @@ pub fn answer(setup: &Setup) -> Result<Vec<Table>, Failure> {
     let root = setup.directory().join("state");
     let engine = Engine::open(Some(root), Purpose::Serve);
     let engine = engine.context(|| "cannot open the state root".to_owned())?;
-    let sizes = [1, 10, 100, 1_000].map(|processes| Tree {
-        title: format!("teardown of a tree, processes: {processes}"),
+    let sizes = [1, 10, 100, 1_000].map(|children| Tree {
+        title: format!("teardown of a shell and its children: {children}"),
         script: TREE,
-        processes,
-        pids_max: processes + SPARE_PIDS,
+        children,
+        // With the shell, the last child exists: the tree is complete.
+        processes: children + 1,
+        pids_max: children + SPARE_PIDS,
     });
     let bomb = Tree {
         title: "teardown of a fork bomb".into(),
         script: BOMB,
+        children: 0,
         processes: BOMB_PIDS / 2,
         pids_max: BOMB_PIDS,
     };
@@ -57,7 +63,7 @@ fn measure(setup: &Setup, engine: &Engine, tree: &Tree) -> Table {
     // A tree of a thousand takes most of a second to make.
     let samples = if tree.processes > 500 { setup.rounds.div_ceil(3) } else { setup.rounds };
     eprintln!("{}: {samples} rounds", tree.title);
-    let count = tree.processes.to_string();
+    let count = tree.children.to_string();
     let command = ["/bin/sh", "-c", tree.script, "sh", &count];
     let number = AtomicU64::new(0);
     let bare = |launch: Launch, more: u64| {
