@@ -322,8 +322,7 @@ mod tests {
     #[derive(Debug, Clone, Copy)]
     struct Case {
         ownership: Ownership,
-        /// 0: not recorded, 1: alive, 2: dead, 3: unknown.
-        keeper: usize,
+        keeper: Keepers,
         locked: bool,
         stopping: bool,
         paused: bool,
@@ -332,13 +331,24 @@ mod tests {
         ended: bool,
         expired: bool,
         overdue: bool,
+        dying: bool,
+        warm: bool,
+        of_earlier_boot: bool,
     }
 
-    const ALIVE: usize = 1;
+    /// What a [`KeeperState`] says, without its contents.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum Keepers {
+        NotRecorded,
+        Alive,
+        Dead,
+        Unknown,
+    }
+    use Keepers::{Alive, Dead, NotRecorded, Unknown};
 
     const LIVE: Case = Case {
         ownership: Ownership::Detached,
-        keeper: ALIVE,
+        keeper: Alive,
         locked: false,
         stopping: false,
         paused: false,
@@ -347,6 +357,9 @@ mod tests {
         ended: false,
         expired: false,
         overdue: false,
+        dying: false,
+        warm: false,
+        of_earlier_boot: false,
     };
 
     fn all() -> impl Iterator<Item = Case> {
@@ -357,11 +370,11 @@ mod tests {
             Ownership::Detached,
             Ownership::Damaged,
         ];
-        (0..20 * 256).map(move |number: usize| {
+        (0..20 << 11).map(move |number: usize| {
             let bit = |at: usize| (number / 20) & (1 << at) != 0;
             Case {
                 ownership: owners[number % 5],
-                keeper: number / 5 % 4,
+                keeper: [NotRecorded, Alive, Dead, Unknown][number / 5 % 4],
                 locked: bit(0),
                 stopping: bit(1),
                 paused: bit(2),
@@ -370,6 +383,9 @@ mod tests {
                 expired: bit(5),
                 overdue: bit(6),
                 ending: bit(7),
+                dying: bit(8),
+                warm: bit(9),
+                of_earlier_boot: bit(10),
             }
         })
     }
@@ -396,31 +412,37 @@ mod tests {
                     EndedLine::seen(End::killed(Cause::KeeperLost), None, Evidence::default())
                 }),
                 removing: self.expired,
+                pool: self.warm.then(|| "box".into()),
                 ..RecordLines::default()
             };
             let process = || Process::open(std::process::id() as i32).expect("this test runs");
             Observation {
                 record: Record::of(lines),
                 ownership: self.ownership,
-                dying: false,
+                dying: self.dying,
                 keeper: match self.keeper {
-                    0 => KeeperState::NotRecorded,
-                    ALIVE => {
+                    NotRecorded => KeeperState::NotRecorded,
+                    Alive => {
                         KeeperState::Alive(Keeper { process: process(), proof: Proof::PidfdInode })
                     }
-                    2 => KeeperState::Dead,
-                    _ => KeeperState::Unknown { why: "no descriptors".into() },
+                    Dead => KeeperState::Dead,
+                    Unknown => KeeperState::Unknown { why: "no descriptors".into() },
                 },
                 locked: self.locked,
                 journal: Journal { stopping: self.stopping, ..Journal::default() },
                 paused: self.paused,
-                is_of_earlier_boot: false,
+                is_of_earlier_boot: self.of_earlier_boot,
                 occupied: false,
             }
         }
 
         fn state(self) -> State {
             self.observation().state()
+        }
+
+        /// Whether nothing of it is to be kept.
+        fn is_expired(self) -> bool {
+            self.expired || self.of_earlier_boot
         }
 
         /// Without the reason.
@@ -435,7 +457,7 @@ mod tests {
     fn a_live_detached_box_is_never_touched_before_it_is_overdue() {
         let is_live = |case: &Case| {
             case.ownership == Ownership::Detached
-                && case.keeper == ALIVE
+                && case.keeper == Alive
                 && !(case.ended || case.overdue || case.ending)
         };
         for case in all().filter(is_live) {
@@ -446,7 +468,7 @@ mod tests {
 
     #[test]
     fn a_box_that_cannot_be_seen_is_never_touched() {
-        for case in all().filter(|case| case.keeper == 3 && !case.ended) {
+        for case in all().filter(|case| case.keeper == Unknown && !case.ended) {
             assert_eq!(case.duty(), "leave", "{case:?}");
             assert_ne!(case.state(), State::Exited, "{case:?}");
         }
@@ -461,13 +483,13 @@ mod tests {
 
     #[test]
     fn an_incomplete_box_of_a_dead_creator_is_removed() {
-        let is_due = |case: &Case| !case.locked && !case.ended && case.keeper != 3;
+        let is_due = |case: &Case| !case.locked && !case.ended && case.keeper != Unknown;
         for case in all().filter(is_due) {
-            let is_alive = case.keeper == ALIVE;
+            let is_alive = case.keeper == Alive;
             let is_removed = match case.ownership {
                 Ownership::Unwritten | Ownership::Attached => true,
                 Ownership::NotYetDetached => !is_alive || case.ending,
-                Ownership::Detached => !is_alive && case.expired,
+                Ownership::Detached => !is_alive && case.is_expired(),
                 Ownership::Damaged => false,
             };
             assert_eq!(case.duty() == "remove", is_removed, "{case:?}");
@@ -477,7 +499,7 @@ mod tests {
     #[test]
     fn an_ended_box_stays_until_it_expires() {
         for case in all().filter(|case| case.ended) {
-            let expected = if case.expired { "remove" } else { "leave" };
+            let expected = if case.is_expired() { "remove" } else { "leave" };
             assert_eq!(case.duty(), expected, "{case:?}");
             let expected = if case.stuck { State::Stuck } else { State::Exited };
             assert_eq!(case.state(), expected, "{case:?}");
@@ -519,9 +541,13 @@ mod tests {
             (Case { stuck: true, ..LIVE }, State::Stuck),
             (Case { ownership: Ownership::NotYetDetached, locked: true, ..LIVE }, State::Starting),
             (Case { ownership: Ownership::NotYetDetached, ..LIVE }, State::Stuck),
+            (Case { ownership: Ownership::NotYetDetached, dying: true, ..LIVE }, State::Stopping),
+            (Case { warm: true, paused: true, ..LIVE }, State::Warm),
+            (Case { ownership: Ownership::Attached, warm: true, ..LIVE }, State::Warm),
+            (Case { warm: true, keeper: Dead, ..LIVE }, State::Exited),
             (Case { ownership: Ownership::Damaged, ..LIVE }, State::Stuck),
-            (Case { keeper: 2, ..LIVE }, State::Exited),
-            (Case { keeper: 3, ..LIVE }, State::Stuck),
+            (Case { keeper: Dead, ..LIVE }, State::Exited),
+            (Case { keeper: Unknown, ..LIVE }, State::Stuck),
         ] {
             assert_eq!(case.state(), expected, "{case:?}");
         }
