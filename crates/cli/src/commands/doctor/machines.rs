@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use tare_engine::Error;
@@ -45,10 +45,11 @@ pub struct Summary {
 }
 
 impl Machines {
-    pub fn look(context: &Context) -> Self {
+    /// Looks for the parts. A part that does not answer by `until` is missing.
+    pub fn look(context: &Context, until: Instant) -> Self {
         Self {
-            monitor: Monitor::find(context.monitor()),
-            kvm: probe_kvm(),
+            kvm: probe_kvm(until),
+            monitor: Monitor::find(context.monitor(), until),
             kernel: context.kernels().and_then(|kernels| kernels.chosen()),
         }
     }
@@ -73,13 +74,14 @@ impl Machines {
 }
 
 /// The thread of a guest that does not end is left behind, and ends with this process.
-fn probe_kvm() -> Kvm {
+fn probe_kvm(until: Instant) -> Kvm {
     let (report, reported) = mpsc::channel();
     let probe = move || {
         let _ = report.send(kvm::probe());
     };
     let started = thread::Builder::new().spawn(probe);
-    let found = started.ok().and_then(|_| reported.recv_timeout(GUEST_ENDS_WITHIN).ok());
+    let within = until.saturating_duration_since(Instant::now()).min(GUEST_ENDS_WITHIN);
+    let found = started.ok().and_then(|_| reported.recv_timeout(within).ok());
     found.unwrap_or(Kvm::BootsNothing)
 }
 

@@ -3,6 +3,8 @@
 //! Each check is a row of a table: a title, and a function that says what it found and what tare
 //! does about it. No row decides whether boxes can be made. Doctor makes one instead.
 
+use std::time::{Duration, Instant};
+
 use clap::Args;
 use serde::Serialize;
 use tare_engine::spec::shown::escaped;
@@ -21,6 +23,8 @@ mod requirements;
 mod trial;
 
 const NO_BOXES: u8 = 1;
+/// For everything. The boxes take most of it if something does not answer.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
 
 /// Check what this host can do, and say what tare does about each missing feature
 ///
@@ -90,11 +94,12 @@ struct Diagnosis {
 }
 
 pub fn run(args: &DoctorArgs, context: &Context) -> Result<u8, Error> {
+    let until = Instant::now() + ANSWERS_WITHIN;
     let diagnosis = diagnose(&Probe {
         files: HostFiles::below("/"),
         engine: EngineHost::probe(),
         trial: trial::make_boxes(context),
-        machines: Machines::look(context),
+        machines: Machines::look(context, until),
     });
     if args.json {
         print_json(&diagnosis)?
