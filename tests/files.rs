@@ -206,6 +206,24 @@ fn writes_to_a_rootfs_leave_its_source_unchanged() {
         .printed("from the source\n");
 }
 
+#[test]
+fn a_volume_can_be_below_a_writable_directory_of_every_root() {
+    let tare = tare!();
+    let Some(root) = fixture::busybox_root() else {
+        skip!("there is no static busybox on this host");
+    };
+    let volume = TemporaryDirectory::new();
+    volume.write("file", "in the volume\n");
+    for target in ["/work/here", "/tmp/a/b", "/here"] {
+        let volume = format!("{}:{target}:ro", volume.text());
+        let file = format!("{target}/file");
+        tare.run(["-v", &volume, "--", "cat", &file]).ok().printed("in the volume\n");
+        tare.run(["--rootfs", root.text(), "-v", &volume, "--", "/bin/cat", &file])
+            .ok()
+            .printed("in the volume\n");
+    }
+}
+
 /// A volume inside another, in either order of options. The mount point must exist, because tare
 /// creates nothing in a volume.
 #[test]

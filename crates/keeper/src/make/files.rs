@@ -175,7 +175,7 @@ fn host_view(
     for file in &plan.files {
         write_file(scratch.as_fd(), file).failing(SetupStep::Root, &file.path)?;
     }
-    make_volume_points(scratch.as_fd(), plan)?;
+    make_volume_points(scratch.as_fd(), scratch.as_fd(), plan)?;
     for directory in CPU_TOPOLOGY_POINT {
         make_directories(directory).failing(SetupStep::Root, "/sys")?;
     }
@@ -266,25 +266,41 @@ fn overlay(
     let root =
         mount::filesystem(c"overlay", &layers, NOSUID_NODEV).failing(SetupStep::Root, "overlay")?;
     mount::attach(root.as_fd(), scratch.as_fd(), c"root").failing(SetupStep::Root, "root")?;
-    make_mount_points(root.as_fd(), plan)?;
+    make_mount_points(root.as_fd(), scratch.as_fd(), plan)?;
     show_cpu_topology(root.as_fd())?;
     Ok(root)
 }
 
 /// Makes every mount point. Those of tare's own mounts must be real directories: an image whose
 /// `/proc` is a symlink is refused.
-fn make_mount_points(root: BorrowedFd<'_>, plan: &Filesystem) -> Result<(), Failure> {
+fn make_mount_points(
+    root: BorrowedFd<'_>,
+    scratch: BorrowedFd<'_>,
+    plan: &Filesystem,
+) -> Result<(), Failure> {
     for path in [c"proc", c"dev", c"tmp", c"work", c"sys"] {
         open_or_make(root, path, Kind::Directory, ResolveFlags::NO_SYMLINKS)
             .failing(SetupStep::Root, &path.to_string_lossy())?;
     }
-    make_volume_points(root, plan)
+    make_volume_points(root, scratch, plan)
 }
 
-fn make_volume_points(root: BorrowedFd<'_>, plan: &Filesystem) -> Result<(), Failure> {
+/// Makes the places of volumes. A place below a writable directory is made on the scratch space, which
+/// covers that directory of the root.
+fn make_volume_points(
+    root: BorrowedFd<'_>,
+    scratch: BorrowedFd<'_>,
+    plan: &Filesystem,
+) -> Result<(), Failure> {
+    let is_writable = |path: &CStr| {
+        let relative = path.to_bytes().strip_prefix(b"/").unwrap_or_default();
+        let rest = |name: &CStr| relative.strip_prefix(name.to_bytes());
+        WRITABLE.iter().any(|(name, _)| rest(name).is_some_and(|rest| rest.starts_with(b"/")))
+    };
     for volume in &plan.volumes {
         let (path, subject) = volume_path(volume)?;
-        open_or_make(root, &path, volume_kind(volume), ResolveFlags::empty())
+        let beneath = if is_writable(&path) { scratch } else { root };
+        open_or_make(beneath, &path, volume_kind(volume), ResolveFlags::empty())
             .failing(SetupStep::Volume, &subject)?;
     }
     Ok(())
