@@ -267,6 +267,7 @@ impl Steps {
         }
         session.conclude(conclusion);
         let torn_down = self.tear_down(session).await;
+        self.service.refill_pools();
         let Finished { mut streams, collected, .. } = finished?;
         let (end, ended, receipt) = torn_down?;
         let receipt = receipt.map(|receipt| self.caller.shown_receipt(receipt));

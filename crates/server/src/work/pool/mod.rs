@@ -286,21 +286,23 @@ impl Service {
     /// request may find one.
     pub async fn claim(&self, shape: Shape, spec: &Spec) -> Option<(Claimed, Warm)> {
         let pool = shape.pool;
-        let (member, replaced) = {
+        let (member, is_last, replaced) = {
             let mut shelves = locked(&self.pools.shelves);
             match shelves.find(&shape) {
                 Some(shelf) => {
                     shelf.used = Instant::now();
-                    (shelf.waiting.pop_front(), VecDeque::new())
+                    (shelf.waiting.pop_front(), shelf.waiting.is_empty(), VecDeque::new())
                 }
-                None => (None, shelves.add(shape, &spec.tenant)),
+                None => (None, true, shelves.add(shape, &spec.tenant)),
             }
         };
         if !replaced.is_empty() {
             let service = self.clone();
             tokio::spawn(async move { service.end_members(replaced.into(), Why::Unwanted).await });
         }
-        self.pools.changed.notify_one();
+        if is_last {
+            self.refill_pools();
+        }
         self.count_pools();
         let Some(mut member) = member else {
             self.metrics.pools.miss(pool.as_str());
@@ -330,6 +332,13 @@ impl Service {
                 None
             }
         }
+    }
+
+    /// Makes boxes in the place of those that were claimed. While others wait, this is done after the
+    /// run: a clone that enters its cgroup makes the end of every other box wait for a grace period of
+    /// RCU, 10 ms and more.
+    pub fn refill_pools(&self) {
+        self.pools.changed.notify_one();
     }
 
     /// Ends all boxes that wait, because a request needs their room. Returns whether there were any.
