@@ -63,7 +63,7 @@ impl Supervisor {
         });
         if let Ok(mut execution) = started {
             execution.number = number;
-            execution.is_copy = !matches!(exec.program, Program::Command(_));
+            execution.is_copy = !matches!(exec.program, Program::Command(_) | Program::Clone);
             self.executions.push(match exec.streams {
                 ExecStreams::Log { .. } => execution,
                 ExecStreams::Passed | ExecStreams::Terminal(_) | ExecStreams::Inherited => {
