@@ -1,5 +1,6 @@
 //! One box of a pool. Every function here blocks its thread.
 
+use std::io::PipeReader;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -72,15 +73,23 @@ pub enum Claimed {
     Interpreter(Box<Interpreting>),
 }
 
+/// What the threads that make members have.
+#[derive(Debug, Clone)]
+pub struct Maker {
+    pub engine: Arc<Engine>,
+    /// Hangs up when the server stops: then no interpreter is waited for.
+    pub closing: Arc<PipeReader>,
+}
+
 impl Waiting {
     pub fn make(
-        engine: &Engine,
+        maker: &Maker,
         shape: &Shape,
         template: Option<Arc<Template>>,
     ) -> Result<Self, Error> {
         let prepared = match &template {
-            Some(template) => template.make_box(engine, shape)?,
-            None => engine.warm(&shape.spec, shape.stdin, shape.pool.as_str())?,
+            Some(template) => template.make_box(&maker.engine, shape)?,
+            None => maker.engine.warm(&shape.spec, shape.stdin, shape.pool.as_str())?,
         };
         let Some(Interpreter { command, env, .. }) = &shape.interpreter else {
             return Ok(Self::Box(Box::new(prepared)));
@@ -91,7 +100,7 @@ impl Waiting {
             Some(_) => StartAs::Clone,
             None => StartAs::Exec(&spec, Stdin::Pipe),
         };
-        match start(engine, &mut session, how) {
+        match start(maker, &mut session, how) {
             Ok(process) => {
                 Ok(Self::Interpreter(Box::new(Interpreting { session, process, template })))
             }
@@ -162,63 +171,78 @@ impl Waiting {
 }
 
 /// Starts an interpreter in a box without a command, and waits until it is ready.
-pub fn start(engine: &Engine, session: &mut Session, how: StartAs<'_>) -> Result<Session, Error> {
+pub fn start(maker: &Maker, session: &mut Session, how: StartAs<'_>) -> Result<Session, Error> {
     session.wait_started()?;
     let mut process = match how {
-        StartAs::Exec(spec, stdin) => engine.exec_in(session, spec, stdin)?,
-        StartAs::Clone => engine.exec_clone(session, Stdin::Pipe)?,
+        StartAs::Exec(spec, stdin) => maker.engine.exec_in(session, spec, stdin)?,
+        StartAs::Clone => maker.engine.exec_clone(session, Stdin::Pipe)?,
     };
     process.wait_started()?;
+    await_ready(&process, &maker.closing)?;
+    Ok(process)
+}
+
+/// Waits until an interpreter has written that it is ready. What modules print when they are imported
+/// is not for a client.
+fn await_ready(process: &Session, closing: &PipeReader) -> Result<(), Error> {
     let streams = process.its_streams();
     let (Some(stdout), Some(stderr)) = (&streams.stdout, &streams.stderr) else {
         return Err(Error::failed("an interpreter has no output"));
     };
     let until = Instant::now() + READY_WITHIN;
-    // What modules print when they are imported is not for a client.
-    let mut byte = [1];
-    while byte != READY {
-        if read(stdout.as_fd(), process.events_fd(), &mut byte, until)? == 0 {
-            return Err(failure(stderr.as_fd()));
+    let ends = [process.events_fd(), closing.as_fd()];
+    let mut said = Vec::new();
+    loop {
+        let [of_stdout, of_stderr, ..] =
+            are_ready([stdout.as_fd(), stderr.as_fd(), ends[0], ends[1]], until)?;
+        let mut byte = [1];
+        if of_stdout && read(stdout.as_fd(), &mut byte)? > 0 {
+            if byte == READY {
+                return Ok(());
+            }
+        } else if of_stdout || !of_stderr || !add_part(stderr.as_fd(), &mut said) {
+            break;
         }
     }
-    Ok(process)
+    // What it wrote is in the pipe. A process that it started may keep the pipe open.
+    let now = Instant::now();
+    while are_ready([stderr.as_fd()], now).is_ok() && add_part(stderr.as_fd(), &mut said) {}
+    Err(failure(&String::from_utf8_lossy(&said)))
 }
 
 /// Returns the error for an interpreter that ended: the last line that it wrote. Node writes its own
 /// version after the error.
-fn failure(stderr: BorrowedFd<'_>) -> Error {
-    // What it wrote is in the pipe. A process that it started may keep the pipe open.
-    let until = Instant::now();
-    let mut text = vec![0; ERROR_BYTES_MAX];
-    let mut length = 0;
-    while let Ok(count @ 1..) = read(stderr, stderr, &mut text[length..], until) {
-        length += count;
-    }
-    let text = String::from_utf8_lossy(&text[..length]);
+fn failure(said: &str) -> Error {
     let is_said = |line: &&str| !line.trim().is_empty() && !line.starts_with("Node.js v");
     let names_it = |line: &&str| line.split(':').next().is_some_and(|it| it.ends_with("Error"));
-    let last = text.lines().rfind(names_it).or_else(|| text.lines().rfind(is_said));
+    let last = said.lines().rfind(names_it).or_else(|| said.lines().rfind(is_said));
     let why = last.unwrap_or("it ended without an error").to_owned();
     Error::failed("the interpreter did not start").caused_by(why)
 }
 
-/// Reads from a pipe, once. Returns 0 at its end, and when nothing is there and `ended` is readable.
-fn read(
-    from: BorrowedFd<'_>,
-    ended: BorrowedFd<'_>,
-    into: &mut [u8],
-    until: Instant,
-) -> Result<usize, Error> {
+/// Waits until one of the descriptors is readable, and returns which are.
+fn are_ready<const N: usize>(fds: [BorrowedFd<'_>; N], until: Instant) -> Result<[bool; N], Error> {
     let left = until.saturating_duration_since(Instant::now());
     let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-    let mut fds = [from, ended].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-    let doing = || "cannot wait for an interpreter".to_owned();
-    if rustix::io::retry_on_intr(|| poll(&mut fds, Some(&timeout))).context(doing)? == 0 {
+    let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+    let count = rustix::io::retry_on_intr(|| poll(&mut fds, Some(&timeout)));
+    if count.context(|| "cannot wait for an interpreter".into())? == 0 {
         let why = format!("it took more than {} s", READY_WITHIN.as_secs());
         return Err(Error::failed("the interpreter did not start in time").caused_by(why));
     }
-    if fds[0].revents().is_empty() {
-        return Ok(0);
-    }
-    rustix::io::retry_on_intr(|| rustix::io::read(from, &mut *into)).context(doing)
+    Ok(fds.map(|fd| !fd.revents().is_empty()))
+}
+
+/// Adds what is in a pipe to the end of a text that has a limit. Returns false at the end of the pipe.
+fn add_part(from: BorrowedFd<'_>, said: &mut Vec<u8>) -> bool {
+    let mut part = [0; 4096];
+    let count = read(from, &mut part).unwrap_or(0);
+    said.extend_from_slice(&part[..count]);
+    said.drain(..said.len().saturating_sub(ERROR_BYTES_MAX));
+    count > 0
+}
+
+fn read(from: BorrowedFd<'_>, into: &mut [u8]) -> Result<usize, Error> {
+    rustix::io::retry_on_intr(|| rustix::io::read(from, &mut *into))
+        .context(|| "cannot read what an interpreter wrote".into())
 }

@@ -18,6 +18,7 @@ mod shape;
 mod template;
 
 use std::collections::VecDeque;
+use std::io::PipeWriter;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -34,7 +35,7 @@ use crate::telemetry::pool_metrics::PoolMetrics;
 use crate::telemetry::{LogEvent, OfBox};
 use crate::work::Service;
 pub use crate::work::pool::member::Claimed;
-use crate::work::pool::member::{DeathWatch, Member, Waiting};
+use crate::work::pool::member::{DeathWatch, Maker, Member, Waiting};
 pub use crate::work::pool::order::{Order, are_inline};
 use crate::work::pool::shape::PoolName;
 pub use crate::work::pool::shape::Shape;
@@ -65,9 +66,17 @@ pub struct Pools {
     shelves: Mutex<Shelves>,
     /// Notified when something changed that may need care.
     changed: Notify,
-    /// Threads that make boxes. They live as long as the server, because a waiting box ends with the
-    /// thread that made it. Few, so that boxes for requests come first.
-    makers: OnceLock<Workers>,
+    makers: OnceLock<Makers>,
+}
+
+/// Threads that make boxes. They live as long as the server, because a waiting box ends with the
+/// thread that made it. Few, so that boxes for requests come first.
+#[derive(Debug)]
+struct Makers {
+    threads: Workers,
+    maker: Maker,
+    /// Until the server stops.
+    open: Mutex<Option<PipeWriter>>,
 }
 
 #[derive(Debug, Default)]
@@ -117,6 +126,13 @@ impl Source {
 }
 
 impl Shelf {
+    /// Counts a box that could not be made, or died while it waited. The next one is made after a pause.
+    fn count_failure(&mut self) {
+        let pause = RETRY_FIRST.saturating_mul(1 << self.failures.min(10)).min(RETRY_MAX);
+        self.retry_at = Some(Instant::now() + pause);
+        self.failures = self.failures.saturating_add(1);
+    }
+
     fn is_idle(&self, pools: &PoolsConfig) -> bool {
         let config = self.shape.pool.config(pools);
         config.warm == 0 || self.used.elapsed() >= config.idle.0
@@ -200,6 +216,7 @@ impl Shelves {
         for shelf in &mut self.all {
             for mut member in std::mem::take(&mut shelf.waiting) {
                 if !member.waiting.is_alive() {
+                    shelf.count_failure();
                     dead.push(member);
                 } else if shelf.is_idle(pools) {
                     idle.push(member);
@@ -286,14 +303,15 @@ impl Service {
     /// request may find one.
     pub async fn claim(&self, shape: Shape, spec: &Spec) -> Option<(Claimed, Warm)> {
         let pool = shape.pool;
-        let (member, is_last, replaced) = {
+        let (number, member, is_last, replaced) = {
             let mut shelves = locked(&self.pools.shelves);
             match shelves.find(&shape) {
                 Some(shelf) => {
                     shelf.used = Instant::now();
-                    (shelf.waiting.pop_front(), shelf.waiting.is_empty(), VecDeque::new())
+                    let member = shelf.waiting.pop_front();
+                    (Some(shelf.number), member, shelf.waiting.is_empty(), VecDeque::new())
                 }
-                None => (None, true, shelves.add(shape, &spec.tenant)),
+                None => (None, None, true, shelves.add(shape, &spec.tenant)),
             }
         };
         if !replaced.is_empty() {
@@ -322,6 +340,7 @@ impl Service {
         };
         match self.creators.call(claim).await {
             Ok(Ok((claimed, kind))) => {
+                self.count_success(number);
                 self.metrics.pools.claim(pool.as_str(), kind.as_str());
                 Some((claimed, kind))
             }
@@ -395,10 +414,13 @@ impl Service {
     /// Ends all boxes that wait, and those that are being made. No more are made.
     pub async fn close_pools(&self) {
         let until = tokio::time::Instant::now() + CLOSED_WITHIN;
+        locked(&self.pools.shelves).is_closed = true;
+        if let Some(makers) = self.pools.makers.get() {
+            locked(&makers.open).take();
+        }
         loop {
             let (members, making) = {
                 let mut shelves = locked(&self.pools.shelves);
-                shelves.is_closed = true;
                 shelves.all.iter_mut().for_each(|shelf| shelf.source = Source::Started);
                 let making: usize = shelves.all.iter().map(|shelf| shelf.making).sum();
                 (shelves.empty(), making)
@@ -496,10 +518,10 @@ impl Service {
     /// Makes a box from the shelf's template. If that template has never made one, this host or this
     /// interpreter cannot do it, and the shelf goes on without a template.
     async fn make_waiting(&self, number: u64, shape: Shape) -> Result<Waiting, Error> {
-        let makers = self.pools.makers()?;
+        let Makers { threads, maker, .. } = self.makers()?;
         let make = |template: Option<Arc<Template>>| {
-            let (engine, shape) = (Arc::clone(&self.engine), shape.clone());
-            makers.call(move || Waiting::make(&engine, &shape, template))
+            let (maker, shape) = (maker.clone(), shape.clone());
+            threads.call(move || Waiting::make(&maker, &shape, template))
         };
         let error = match self.template(number, &shape).await {
             Ok(None) => return make(None).await,
@@ -516,10 +538,11 @@ impl Service {
             Err(error) => error,
         };
         self.set_source(number, Source::Started);
-        let made = make(None).await?;
-        let why = format!("{}; each Python is started in its box instead", whole(&error));
-        self.journal.record(&LogEvent::PoolFailed { pool: shape.pool.as_str(), why: &why });
-        Ok(made)
+        if self.is_first_failure(number) {
+            let why = format!("{}; each Python is started in its box instead", whole(&error));
+            self.journal.record(&LogEvent::PoolFailed { pool: shape.pool.as_str(), why: &why });
+        }
+        make(None).await
     }
 
     /// Returns the template of a shelf, and makes it if there is none yet.
@@ -531,13 +554,26 @@ impl Service {
         }
         let admitted = self.admission.admit_waiting().await;
         let admitted = admitted.map_err(|error| Error::failed(error.message))?;
-        let (engine, shape) = (Arc::clone(&self.engine), shape.clone());
-        let makers = self.pools.makers()?;
-        let made = makers.call(move || TemplateBox::make(&engine, &shape, admitted)).await?;
+        let Makers { threads, maker, .. } = self.makers()?;
+        let (maker, shape) = (maker.clone(), shape.clone());
+        let made = threads.call(move || TemplateBox::make(&maker, &shape, admitted)).await?;
         let template = Arc::clone(&made.template);
         locked(&self.pools.shelves).templates.push(made);
         self.set_source(number, Source::Template(Arc::clone(&template)));
         Ok(Some(template))
+    }
+
+    fn makers(&self) -> Result<&Makers, Error> {
+        if let Some(makers) = self.pools.makers.get() {
+            return Ok(makers);
+        }
+        let count = std::thread::available_parallelism().map_or(1, usize::from).div_ceil(2);
+        let started = Workers::start("pool", count).and_then(|it| Ok((it, std::io::pipe()?)));
+        let (threads, (closing, open)) = started
+            .map_err(|why| Error::failed("cannot start the threads of the pools").caused_by(why))?;
+        let maker = Maker { engine: Arc::clone(&self.engine), closing: Arc::new(closing) };
+        let makers = Makers { threads, maker, open: Mutex::new(Some(open)) };
+        Ok(self.pools.makers.get_or_init(|| makers))
     }
 
     fn set_source(&self, number: u64, source: Source) {
@@ -561,7 +597,6 @@ impl Service {
         let mut shelves = locked(&self.pools.shelves);
         let is_closed = shelves.is_closed;
         let Some(shelf) = shelves.by_number(number) else { return Some(member) };
-        (shelf.failures, shelf.retry_at) = (0, None);
         if is_closed {
             return Some(member);
         }
@@ -577,15 +612,32 @@ impl Service {
         }
     }
 
-    /// Returns how often a box of this shelf could not be made, one after the other.
+    /// Counts the failure of a template, which does not delay its shelf. Returns whether it is the
+    /// first one since a request got a box.
+    fn is_first_failure(&self, number: u64) -> bool {
+        let mut shelves = locked(&self.pools.shelves);
+        let is_closed = shelves.is_closed;
+        let Some(shelf) = shelves.by_number(number).filter(|_| !is_closed) else { return false };
+        shelf.failures += 1;
+        shelf.failures == 1
+    }
+
+    fn count_success(&self, number: Option<u64>) {
+        let mut shelves = locked(&self.pools.shelves);
+        if let Some(shelf) = number.and_then(|number| shelves.by_number(number)) {
+            (shelf.failures, shelf.retry_at) = (0, None);
+        }
+    }
+
+    /// Returns how often boxes of this shelf failed since a request got one. A server that stops
+    /// counts none.
     fn count_failure(&self, number: u64) -> u32 {
         let mut shelves = locked(&self.pools.shelves);
+        let is_closed = shelves.is_closed;
         let Some(shelf) = shelves.by_number(number) else { return 0 };
         shelf.making -= 1;
-        let pause = RETRY_FIRST.saturating_mul(1 << shelf.failures.min(10)).min(RETRY_MAX);
-        shelf.retry_at = Some(Instant::now() + pause);
-        shelf.failures = shelf.failures.saturating_add(1);
-        shelf.failures
+        shelf.count_failure();
+        if is_closed { 0 } else { shelf.failures }
     }
 
     /// Ends boxes of a pool. They count as boxes until they are gone.
@@ -640,18 +692,6 @@ enum Why {
     Unwanted,
 }
 
-impl Pools {
-    fn makers(&self) -> Result<Workers, Error> {
-        if let Some(makers) = self.makers.get() {
-            return Ok(makers.clone());
-        }
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).div_ceil(2);
-        let makers = Workers::start("pool", threads)
-            .map_err(|why| Error::failed("cannot start the threads of the pools").caused_by(why))?;
-        Ok(self.makers.get_or_init(|| makers).clone())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use tare_engine::Stdin;
@@ -685,6 +725,20 @@ mod tests {
         (300..320).for_each(|kind| drop(shelves.add(shape(kind), &greedy)));
         assert_eq!(count(&shelves, &other), SHELVES_MAX / 2);
         assert_eq!(shelves.all.len(), SHELVES_MAX);
+    }
+
+    #[test]
+    fn boxes_that_fail_are_made_again_after_longer_and_longer_pauses() {
+        let mut shelves = Shelves::default();
+        shelves.add(shape(100), &tenant("key"));
+        let shelf = shelves.find(&shape(100)).expect("a shelf");
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            shelf.count_failure();
+            pauses.push(shelf.retry_at.map(|at| at.saturating_duration_since(Instant::now())));
+        }
+        assert!(pauses.is_sorted(), "{pauses:?}");
+        assert!(pauses[0] <= Some(RETRY_FIRST) && pauses[7] <= Some(RETRY_MAX), "{pauses:?}");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use tare_engine::{Context as _, Engine, Error, ExecSpec, Prepared, Session, Stdi
 
 use crate::admission::Admitted;
 use crate::config::pool::InterpreterConfig;
-use crate::work::pool::member::{StartAs, start};
+use crate::work::pool::member::{Maker, StartAs, start};
 use crate::work::pool::shape::Shape;
 
 /// What the boxes of a template share. While one of them holds it, the template's box lives.
@@ -63,18 +63,18 @@ pub struct TemplateBox {
 
 impl TemplateBox {
     /// Starts the interpreter of a template, and waits until it is ready.
-    pub fn make(engine: &Engine, shape: &Shape, mut admitted: Admitted) -> Result<Self, Error> {
+    pub fn make(maker: &Maker, shape: &Shape, mut admitted: Admitted) -> Result<Self, Error> {
         let Some(interpreter) = &shape.interpreter else {
             return Err(Error::failed("a template without an interpreter"));
         };
         let pool = format!("{}-template", shape.pool.as_str());
-        let mut session = engine.template(&shape.spec, &pool)?.go_without_command()?;
+        let mut session = maker.engine.template(&shape.spec, &pool)?.go_without_command()?;
         admitted.box_is_made(session.id());
         let spec = ExecSpec {
             env: interpreter.template_env(),
             ..ExecSpec::of(interpreter.template.iter().flatten())
         };
-        let started = start(engine, &mut session, StartAs::Exec(&spec, Stdin::Socket));
+        let started = start(maker, &mut session, StartAs::Exec(&spec, Stdin::Socket));
         let started = started.and_then(|process| {
             let socket = process.its_streams().stdin.as_ref().map(OwnedFd::try_clone);
             let socket = socket.ok_or_else(|| Error::failed("a template has no input"))?;
