@@ -236,7 +236,59 @@ fn a_clone_has_its_own_limits_and_deadline() {
     let crowd = json!({ "language": "python", "code": crowd, "limits": { "pids": 20 } });
     let crowd = in_clone(&server, &crowd);
     assert_ne!(crowd["exit_code"], 0, "{crowd}");
+    let full = json!({
+        "language": "python", "code": "open('/tmp/file', 'wb').write(bytes(1 << 20))",
+        "limits": { "scratch_bytes": 1 << 16 },
+    });
+    let full = in_clone(&server, &full);
+    assert_eq!(full["cause"], "scratch_full", "{full}");
     server.stop();
+}
+
+#[test]
+fn signals_and_umask_of_a_clone_are_those_of_a_new_interpreter_whatever_its_modules_did() {
+    needs_clones!();
+    let tare = tare!();
+    let packages = TemporaryDirectory::new();
+    let module = "import os, signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n\
+                  signal.signal(signal.SIGINT, signal.SIG_DFL)\n\
+                  signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\nos.umask(0)";
+    packages_with(&packages, module);
+    let config = format!("{CLONES}preload = ['mine']\n[boxes]\npackages = '{}'\n", packages.text());
+    let server = Server::start_configured(&tare, &config);
+    let probe = "import os, signal\nprint([signal.getsignal(n) for n in signal.valid_signals()])\n\
+                 print(signal.pthread_sigmask(0, []), os.umask(0))";
+    let cold = json!({ "language": "python", "code": probe, "warm": "off" });
+    let cold = server.post("/v1/run", &cold).was(200).json();
+    let seen = |result: &Value| {
+        let text = result["stdout"].as_str().expect("a text");
+        text.split(" at 0x").next().map(str::to_owned)
+    };
+    assert_eq!(seen(&in_clone(&server, &code(probe))), seen(&cold), "{cold}");
+    server.stop();
+}
+
+#[test]
+fn a_server_that_stops_while_an_interpreter_imports_its_modules_leaves_nothing() {
+    needs_clones!();
+    for fresh in ["", "fresh = true\n"] {
+        let tare = tare!();
+        let packages = TemporaryDirectory::new();
+        packages_with(&packages, "import time\ntime.sleep(1000)");
+        let config = format!(
+            "{CLONES}{fresh}preload = ['mine']\n[boxes]\npackages = '{}'\n",
+            packages.text()
+        );
+        let server = Server::start_configured(&tare, &config);
+        server.post("/v1/run", &code("print(1)")).was(200);
+        let is_importing = |it: &Process| it.name.starts_with("python");
+        eventually("an interpreter imports", || box_processes().iter().any(is_importing));
+        let log = server.log();
+        server.stop().ok();
+        assert!(!log.contains("pool_failed"), "{log}");
+        tare.call(["audit"]).ok();
+        assert!(tare.footprint().records.is_empty());
+    }
 }
 
 /// All boxes of a template belong to one user of the host, whose limits they share.
@@ -301,7 +353,7 @@ fn a_request_or_a_key_can_refuse_a_clone() {
 }
 
 #[test]
-fn a_module_that_starts_a_thread_or_keeps_a_file_open_is_named_and_calls_go_on_without_clones() {
+fn a_module_that_cannot_be_cloned_is_named_and_calls_go_on_without_clones() {
     needs_clones!();
     for (module, why) in [
         (
@@ -312,6 +364,18 @@ fn a_module_that_starts_a_thread_or_keeps_a_file_open_is_named_and_calls_go_on_w
         (
             "import subprocess\nchild = subprocess.Popen(['sleep', '1000'])",
             "a module started a process",
+        ),
+        (
+            "import os\nif os.fork() == 0:\n    if os.fork() == 0: os.execlp('sleep', 'sleep', '1000')\n    os._exit(0)\nos.wait()",
+            "a module started a process",
+        ),
+        (
+            "import mmap\nshared = mmap.mmap(-1, 4096)",
+            "the module mine has memory that its clones would share",
+        ),
+        (
+            "import multiprocessing\nlock = multiprocessing.Lock()",
+            "the module mine has memory that its clones would share",
         ),
     ] {
         let tare = tare!();

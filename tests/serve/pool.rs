@@ -382,7 +382,7 @@ fn a_program_ends_the_same_way_in_an_interpreter_that_waited() {
 }
 
 /// Programs that end in different ways.
-pub const ENDINGS: [&str; 24] = [
+pub const ENDINGS: [&str; 26] = [
     "def f():\n    1 / 0\nf()",
     "def f(:",
     "import sys; sys.exit(7)",
@@ -406,6 +406,8 @@ pub const ENDINGS: [&str; 24] = [
     "print(__import__('subprocess').run(['echo', 'x'], capture_output=True).stdout)",
     "import multiprocessing as m\nif __name__ == '__main__':\n    print(m.get_start_method())",
     "import pickle, sys\nclass A: pass\nprint(type(pickle.loads(pickle.dumps(A()))).__module__)",
+    "def f():\n    raise KeyboardInterrupt\nf()",
+    "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(100)",
     "open('main.py').read(); import inspect\ndef f(): return 1\nprint(inspect.getsource(f))",
 ];
 

@@ -2,7 +2,8 @@
 # one byte when it is ready, reads one order from its standard input, and runs that program as
 # `python3 FILE` would. It is used once.
 
-# Imports the modules. Returns each with the threads and descriptors that there were afterwards.
+# Imports the modules. Returns each with the threads, the descriptors and the writable shared mappings
+# that there were afterwards.
 def preload():
     import os
     import sys
@@ -10,8 +11,10 @@ def preload():
     seen = []
     for name in sys.argv[1:]:
         __import__(name)
-        counts = [len(os.listdir("/proc/self/" + kind)) for kind in ("task", "fd")]
-        seen.append([name, counts[0], counts[1] - 1])
+        threads, descriptors = [len(os.listdir("/proc/self/" + kind)) for kind in ("task", "fd")]
+        with open("/proc/self/maps", "rb") as maps:
+            shared = sum(line.split()[1][1::2] == b"ws" for line in maps)
+        seen.append([name, threads, descriptors - 1, shared])
     return seen
 
 
@@ -79,10 +82,25 @@ def run(sys, path):
         with open(path, "rb") as file:
             code = compile(file.read(), path, "exec", dont_inherit=True)
         exec(code, vars(main))
-    except (SystemExit, KeyboardInterrupt):
+    except SystemExit:
+        raise
+    except KeyboardInterrupt:
+        hide_own_frames(sys)
         raise
     except BaseException as error:
         # Without the frame of this function, as if Python had run the file itself.
         error.__traceback__ = error.__traceback__.tb_next
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)
+
+
+# Python itself has to end a program that was interrupted: it ends by the signal.
+def hide_own_frames(sys):
+    hook = sys.excepthook
+
+    def excepthook(kind, error, traceback):
+        while traceback is not None and traceback.tb_frame.f_globals is globals():
+            traceback = traceback.tb_next
+        hook(kind, error.with_traceback(traceback), traceback)
+
+    sys.excepthook = excepthook

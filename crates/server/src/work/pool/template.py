@@ -8,6 +8,7 @@ def template(modules):
 
     check(os, modules)
     before = set(sys.modules)
+    import _signal
     import _socket
     import ctypes
     import gc
@@ -32,6 +33,7 @@ def template(modules):
         passed = b"".join(part for _, _, part in ancillary)
         return data, [int.from_bytes(passed[at : at + 4], sys.byteorder) for at in range(0, len(passed), 4)]
 
+    restore(os, _signal)
     gc.collect()
     gc.freeze()
     sys.stdout.flush()
@@ -80,23 +82,36 @@ def template(modules):
 THREADS = ["OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"]
 
 
-# A process that has other threads, open descriptors or children cannot be copied.
+# A process that has other threads, open descriptors or other processes cannot be copied, and what its
+# copies could write to the same memory is not theirs alone.
 def check(os, modules):
     def refuse(why):
         os.write(2, ("it cannot be cloned: " + why + "\n").encode())
         os._exit(1)
 
-    for kind, most, what in ((1, 1, "started a thread"), (2, 3, "keeps a descriptor open")):
+    kinds = (
+        (1, 1, "started a thread"),
+        (2, 3, "keeps a descriptor open"),
+        (3, 0, "has memory that its clones would share"),
+    )
+    for kind, most, what in kinds:
         if modules and modules[-1][kind] > most:
             name = next(module[0] for module in modules if module[kind] > most)
             refuse("the module " + name + " " + what)
     if os.getpid() <= 2:
         refuse("its process id is that of its clones")
-    try:
-        os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        return
-    refuse("a module started a process")
+    if any(name.isdigit() and int(name) not in (1, os.getpid()) for name in os.listdir("/proc")):
+        refuse("a module started a process")
+
+
+# Signals and umask are those of a new interpreter, whatever the modules did.
+def restore(os, signal):
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        usual = {signal.SIGPIPE: signal.SIG_IGN, signal.SIGXFSZ: signal.SIG_IGN}
+        usual[signal.SIGINT] = signal.default_int_handler
+        signal.signal(number, usual.get(number, signal.SIG_DFL))
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    os.umask(0o022)
 
 
 # In K. Returns the socket of W to its keeper in W, and the descriptors of the keeper in K.
