@@ -423,6 +423,31 @@ fn a_template_that_dies_is_replaced_and_its_clones_live_on() {
 }
 
 #[test]
+fn calls_that_find_no_clone_get_one_from_the_template_and_their_own_box_if_it_does_not_answer() {
+    needs_clones!();
+    let tare = tare!();
+    let server = Server::start_configured(&tare, CLONES);
+    in_clone(&server, &code("print(1)"));
+    eventually("the pool is full", || clones(&tare).len() == 2);
+    let call = || server.post("/v1/run", &code("import time; time.sleep(1)")).was(200).json();
+    let at_once = std::thread::scope(|scope| {
+        let calls: Vec<_> = (0..6).map(|_| scope.spawn(call)).collect();
+        calls.into_iter().map(|call| call.join().expect("an answer")).collect::<Vec<_>>()
+    });
+    assert!(at_once.iter().all(|result| result["warm"] == "clone"), "{at_once:?}");
+    eventually("the pool is full again", || clones(&tare).len() == 2);
+    let template = interpreter(&templates(&tare)[0]);
+    template.signal(Signal::STOP);
+    eventually("a call makes its own box", || {
+        let result = server.post("/v1/run", &code("print(1)")).was(200).json();
+        assert_eq!(result["stdout"], "1\n", "{result}");
+        result["warm"] == "off"
+    });
+    server.stop().ok();
+    assert!(tare.footprint().records.is_empty());
+}
+
+#[test]
 fn a_template_is_listed_takes_no_request_and_is_replaced_when_it_is_removed() {
     needs_clones!();
     let tare = tare!();

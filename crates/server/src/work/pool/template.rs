@@ -5,8 +5,8 @@
 //! thread.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tare_engine::{Context as _, Engine, Error, ExecSpec, Prepared, Session, Stdin};
@@ -15,6 +15,10 @@ use crate::admission::Admitted;
 use crate::config::pool::InterpreterConfig;
 use crate::work::pool::member::{Maker, StartAs, start};
 use crate::work::pool::shape::Shape;
+use crate::workers::locked;
+
+/// How long requests make their own boxes after one has waited too long for a clone.
+const SLOW_FOR: Duration = Duration::from_secs(5);
 
 /// What the boxes of a template share. While one of them holds it, the template's box lives.
 #[derive(Debug)]
@@ -23,6 +27,8 @@ pub struct Template {
     socket: OwnedFd,
     made: AtomicU32,
     since: Instant,
+    /// Requests do not wait for its clones before this time.
+    slow_until: Mutex<Option<Instant>>,
 }
 
 impl Template {
@@ -38,8 +44,17 @@ impl Template {
         self.made.load(Ordering::Relaxed) > 0
     }
 
-    /// All clones of one template have the same hash seed and
-    /// address layout.
+    /// Whether a request may wait for a clone of it.
+    pub fn is_prompt(&self) -> bool {
+        self.is_proven() && locked(&self.slow_until).is_none_or(|until| Instant::now() >= until)
+    }
+
+    /// Notes that a request has waited too long for a clone.
+    pub fn was_slow(&self) {
+        *locked(&self.slow_until) = Some(Instant::now() + SLOW_FOR);
+    }
+
+    /// All clones of one template have the same hash seed and address layout.
     fn is_old(&self, config: &InterpreterConfig) -> bool {
         self.made.load(Ordering::Relaxed) >= config.clones || self.since.elapsed() >= config.age.0
     }
@@ -82,7 +97,12 @@ impl TemplateBox {
         });
         match started {
             Ok((process, socket)) => {
-                let template = Template { socket, made: AtomicU32::new(0), since: Instant::now() };
+                let template = Template {
+                    socket,
+                    made: AtomicU32::new(0),
+                    since: Instant::now(),
+                    slow_until: Mutex::default(),
+                };
                 let template = Arc::new(template);
                 Ok(Self { session, process, admitted, template, is_dead: false })
             }

@@ -1,0 +1,303 @@
+//! The shelves of the pools: which boxes wait, which are made next, and which are of no use any more.
+//! This file makes and ends nothing.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tare_engine::BoxId;
+use tare_engine::spec::Tenant;
+
+use crate::config::pool::PoolsConfig;
+use crate::work::pool::member::Member;
+use crate::work::pool::shape::{PoolName, Shape};
+use crate::work::pool::template::{Template, TemplateBox};
+
+/// Kinds of boxes in all pools. A request of another kind gets a box of its own, and may replace one
+/// of these.
+const SHELVES_MAX: usize = 8;
+/// How long no request has used a kind before another kind of the same key replaces it. A key cannot
+/// make the server throw away boxes more often.
+const REPLACED_AFTER: Duration = Duration::from_secs(10);
+/// The pause after a box could not be made. It doubles with each failure.
+const RETRY_FIRST: Duration = Duration::from_secs(1);
+const RETRY_MAX: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Default)]
+pub struct Shelves {
+    pub all: Vec<Shelf>,
+    /// The boxes of all templates, also of those that no shelf uses any more.
+    pub templates: Vec<TemplateBox>,
+    /// How many clones are made for requests.
+    pub cloning: usize,
+    pub next: u64,
+    /// No box is made ahead before this time.
+    pub relief_until: Option<Instant>,
+    pub is_closed: bool,
+}
+
+/// The waiting boxes of one shape.
+#[derive(Debug)]
+pub struct Shelf {
+    pub number: u64,
+    pub shape: Shape,
+    /// Whose request was the first for boxes of this shape.
+    pub tenant: Tenant,
+    pub waiting: VecDeque<Member>,
+    pub making: usize,
+    pub used: Instant,
+    pub failures: u32,
+    pub retry_at: Option<Instant>,
+    pub source: Source,
+}
+
+/// Where the interpreters of a shelf come from.
+#[derive(Debug, Default)]
+pub enum Source {
+    /// They are started one by one.
+    #[default]
+    Started,
+    /// They are copies of a template, which is made with the first of them.
+    TemplateToMake,
+    Template(Arc<Template>),
+}
+
+impl Source {
+    pub fn of(shape: &Shape) -> Self {
+        match &shape.interpreter {
+            Some(interpreter) if interpreter.template.is_some() => Self::TemplateToMake,
+            Some(_) | None => Self::Started,
+        }
+    }
+}
+
+impl Shelf {
+    /// Counts a box that could not be made, or died while it waited. The next one is made after a pause.
+    pub fn count_failure(&mut self) {
+        let pause = RETRY_FIRST.saturating_mul(1 << self.failures.min(10)).min(RETRY_MAX);
+        self.retry_at = Some(Instant::now() + pause);
+        self.failures = self.failures.saturating_add(1);
+    }
+
+    pub fn is_idle(&self, pools: &PoolsConfig) -> bool {
+        let config = self.shape.pool.config(pools);
+        config.warm == 0 || self.used.elapsed() >= config.idle.0
+    }
+}
+
+impl Shelves {
+    pub fn find(&mut self, shape: &Shape) -> Option<&mut Shelf> {
+        self.all.iter_mut().find(|shelf| shelf.shape == *shape)
+    }
+
+    pub fn by_number(&mut self, number: u64) -> Option<&mut Shelf> {
+        self.all.iter_mut().find(|shelf| shelf.number == number)
+    }
+
+    /// Adds a shelf for boxes of this shape, if there is room for one. Returns the boxes of a shelf
+    /// that it replaces.
+    pub fn add(&mut self, shape: Shape, tenant: &Tenant) -> VecDeque<Member> {
+        let mut replaced = VecDeque::new();
+        if self.all.len() >= SHELVES_MAX
+            && let Some(number) = self.replaceable(tenant)
+            && let Some(at) = self.all.iter().position(|shelf| shelf.number == number)
+        {
+            replaced = self.all.remove(at).waiting;
+        }
+        if self.all.len() < SHELVES_MAX && !self.is_closed {
+            let (number, used) = (self.next, Instant::now());
+            self.next += 1;
+            let waiting = VecDeque::new();
+            let (making, failures, retry_at, source) = (0, 0, None, Source::of(&shape));
+            let tenant = tenant.clone();
+            self.all.push(Shelf {
+                number,
+                shape,
+                tenant,
+                waiting,
+                making,
+                used,
+                failures,
+                retry_at,
+                source,
+            });
+        }
+        replaced
+    }
+
+    /// Chooses the shelf that makes room for one of this tenant: the least recently used of the
+    /// tenant that has the most. So no key can take the shelves of all others.
+    pub fn replaceable(&self, tenant: &Tenant) -> Option<u64> {
+        let count = |of: &Tenant| self.all.iter().filter(|shelf| shelf.tenant == *of).count();
+        let most = self.all.iter().map(|shelf| count(&shelf.tenant)).max()?;
+        let is_own = count(tenant) == most;
+        let of_largest = self.all.iter().filter(|shelf| match is_own {
+            true => shelf.tenant == *tenant && shelf.used.elapsed() >= REPLACED_AFTER,
+            false => count(&shelf.tenant) == most,
+        });
+        of_largest.min_by_key(|shelf| shelf.used).map(|shelf| shelf.number)
+    }
+
+    /// Adds a shelf, and counts the first box that is made for it from now on. `None` if the shelf
+    /// exists.
+    pub fn begin(&mut self, shape: &Shape) -> Option<u64> {
+        if self.find(shape).is_some() {
+            return None;
+        }
+        // At the start of a server there is room.
+        self.add(shape.clone(), &Tenant::default());
+        let shelf = self.find(shape)?;
+        shelf.making += 1;
+        Some(shelf.number)
+    }
+
+    /// Returns the template that can make a clone for a request, and counts the clone.
+    pub fn begin_clone(&mut self, number: u64) -> Option<(Arc<Template>, Shape)> {
+        let shelf = self.by_number(number)?;
+        let Source::Template(template) = &shelf.source else { return None };
+        let chosen = (Arc::clone(template), shelf.shape.clone());
+        let is_prompt = chosen.0.is_prompt();
+        self.cloning += usize::from(is_prompt);
+        is_prompt.then_some(chosen)
+    }
+
+    /// Takes all boxes that wait.
+    pub fn empty(&mut self) -> Vec<Member> {
+        self.all.iter_mut().flat_map(|shelf| shelf.waiting.drain(..)).collect()
+    }
+
+    /// Takes boxes that have died, and those that no request wanted for long.
+    pub fn take_useless(&mut self, pools: &PoolsConfig) -> (Vec<Member>, Vec<Member>) {
+        let (mut dead, mut idle) = (Vec::new(), Vec::new());
+        for shelf in &mut self.all {
+            for mut member in std::mem::take(&mut shelf.waiting) {
+                if !member.waiting.is_alive() {
+                    shelf.count_failure();
+                    dead.push(member);
+                } else if shelf.is_idle(pools) {
+                    idle.push(member);
+                } else {
+                    shelf.waiting.push_back(member);
+                }
+            }
+        }
+        self.all.retain(|shelf| shelf.making > 0 || !shelf.is_idle(pools));
+        (dead, idle)
+    }
+
+    /// Lets shelves make another template in the place of one that is old or dead. Returns the boxes
+    /// of those that have died.
+    pub fn renew(&mut self, pools: &PoolsConfig) -> Vec<BoxId> {
+        let mut died = Vec::new();
+        for made in &mut self.templates {
+            if made.has_died() {
+                died.push(made.session.id().clone());
+            }
+            let has_it =
+                |it: &Source| matches!(it, Source::Template(it) if Arc::ptr_eq(it, &made.template));
+            let of_it = self.all.iter_mut().filter(|shelf| has_it(&shelf.source));
+            if made.is_useless(&pools.python) {
+                of_it.for_each(|shelf| shelf.source = Source::TemplateToMake);
+            }
+        }
+        died
+    }
+
+    /// Takes the boxes of templates that nothing uses.
+    pub fn take_unused_templates(&mut self) -> Vec<TemplateBox> {
+        self.templates.extract_if(.., |it| it.is_unused()).collect()
+    }
+
+    /// Chooses shelves that lack a box, and counts the boxes that are made for them from now on.
+    pub fn choose(&mut self, pools: &PoolsConfig, most: usize) -> Vec<(u64, Shape)> {
+        let now = Instant::now();
+        if self.is_closed || self.relief_until.is_some_and(|until| now < until) {
+            return Vec::new();
+        }
+        let mut chosen = Vec::new();
+        loop {
+            let making: usize = self.all.iter().map(|shelf| shelf.making).sum();
+            let of_pool = PoolName::ALL.map(|pool| {
+                let shelves = self.all.iter().filter(|shelf| shelf.shape.pool == pool);
+                (pool, shelves.map(|shelf| shelf.waiting.len() + shelf.making).sum::<usize>())
+            });
+            let lacks = |shelf: &&mut Shelf| {
+                let config = shelf.shape.pool.config(pools);
+                let total = of_pool.iter().find(|(pool, _)| *pool == shelf.shape.pool);
+                shelf.waiting.len() + shelf.making < config.warm
+                    && total.is_some_and(|(_, count)| *count < config.max)
+                    && shelf.retry_at.is_none_or(|at| at <= now)
+                    && (shelf.making == 0 || !matches!(shelf.source, Source::TemplateToMake))
+            };
+            match self.all.iter_mut().filter(lacks).min_by_key(|shelf| shelf.making) {
+                Some(shelf) if making < most => {
+                    shelf.making += 1;
+                    chosen.push((shelf.number, shelf.shape.clone()));
+                }
+                Some(_) | None => return chosen,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tare_engine::Stdin;
+    use tare_engine::spec::{Name, Spec};
+
+    use super::*;
+
+    fn shape(nofile: u32) -> Shape {
+        let mut spec = Spec::of(Vec::new());
+        spec.limits.nofile = nofile;
+        Shape { pool: PoolName::Box, spec, stdin: Stdin::Empty, interpreter: None }
+    }
+
+    fn tenant(name: &str) -> Tenant {
+        Name::parse(name).expect("a name").into()
+    }
+
+    fn count(shelves: &Shelves, of: &Tenant) -> usize {
+        shelves.all.iter().filter(|shelf| shelf.tenant == *of).count()
+    }
+
+    #[test]
+    fn no_key_takes_the_shelves_of_all_others() {
+        let (greedy, other) = (tenant("greedy"), tenant("other"));
+        let mut shelves = Shelves::default();
+        (100..120).for_each(|kind| drop(shelves.add(shape(kind), &greedy)));
+        assert_eq!(count(&shelves, &greedy), SHELVES_MAX);
+        assert!(shelves.find(&shape(100)).is_some(), "its kinds are in use");
+        (200..220).for_each(|kind| drop(shelves.add(shape(kind), &other)));
+        assert_eq!(count(&shelves, &other), SHELVES_MAX / 2);
+        (300..320).for_each(|kind| drop(shelves.add(shape(kind), &greedy)));
+        assert_eq!(count(&shelves, &other), SHELVES_MAX / 2);
+        assert_eq!(shelves.all.len(), SHELVES_MAX);
+    }
+
+    #[test]
+    fn boxes_that_fail_are_made_again_after_longer_and_longer_pauses() {
+        let mut shelves = Shelves::default();
+        shelves.add(shape(100), &tenant("key"));
+        let shelf = shelves.find(&shape(100)).expect("a shelf");
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            shelf.count_failure();
+            pauses.push(shelf.retry_at.map(|at| at.saturating_duration_since(Instant::now())));
+        }
+        assert!(pauses.is_sorted(), "{pauses:?}");
+        assert!(pauses[0] <= Some(RETRY_FIRST) && pauses[7] <= Some(RETRY_MAX), "{pauses:?}");
+    }
+
+    #[test]
+    fn a_kind_that_is_no_longer_used_makes_room_for_another_of_its_key() {
+        let key = tenant("key");
+        let mut shelves = Shelves::default();
+        (100..108).for_each(|kind| drop(shelves.add(shape(kind), &key)));
+        let long_ago = Instant::now().checked_sub(REPLACED_AFTER).expect("the host is up");
+        shelves.find(&shape(103)).expect("a shelf").used = long_ago;
+        (200..210).for_each(|kind| drop(shelves.add(shape(kind), &key)));
+        assert!(shelves.find(&shape(103)).is_none());
+        assert!(shelves.find(&shape(200)).is_some() && shelves.find(&shape(201)).is_none());
+    }
+}
