@@ -34,18 +34,8 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Copies the binaries: a build must not replace them while a bench runs.
-    pub fn prepare(&mut self) -> Result<(), Failure> {
-        fs::create_dir_all(self.directory()).context(|| format!("cannot make {DIRECTORY}"))?;
-        let copy = |from: &Path, name: &str| {
-            let to = self.directory().join(name);
-            fs::copy(from, &to).context(|| format!("cannot copy {}", from.display()))?;
-            Ok(to)
-        };
-        let tare = copy(&self.tare, "tare")?;
-        let earlier = self.earlier.as_deref().map(|it| copy(it, "earlier-tare")).transpose()?;
-        (self.tare, self.earlier) = (tare, earlier);
-        Ok(())
+    pub fn make_directory(&self) -> Result<(), Failure> {
+        fs::create_dir_all(self.directory()).context(|| format!("cannot make {DIRECTORY}"))
     }
 
     pub fn directory(&self) -> &'static Path {
