@@ -268,14 +268,22 @@ pub fn memory(setup: &Setup) -> Result<Vec<Table>, Failure> {
     ])
 }
 
-/// LibreChat's request, one call at a time.
+/// LibreChat's request: one call at a time, in a session that exists, and four parallel calls of one
+/// session. The others have no sessions, and run the same code.
 pub fn librechat(setup: &Setup) -> Result<Vec<Table>, Failure> {
-    let work = Work {
-        path: "/v1/exec",
-        body: json!({ "lang": "py", "code": PRINT }),
-        ..Work::python(PRINT, "1\n", &pool("python", WARM))
+    let exec = |session: Option<&str>| {
+        let mut body = json!({ "lang": "py", "code": PRINT });
+        if let Some(session) = session {
+            body["runtime_session_hint"] = json!(session);
+        }
+        let print = Work::python(PRINT, "1\n", &pool("python", WARM));
+        Work { path: "/v1/exec", body, ..print.with_packages(Some(setup.packages.clone())) }
     };
-    let work = work.with_packages(Some(setup.packages.clone()));
-    let table = work.latency(setup, "LibreChat's /exec of print(1)", false)?;
-    Ok(vec![table.with_goal(TARE, &ratio_column(FASTAPI), Bound::AtMost(0.2))])
+    let of_session = exec(Some("v2:user:bench"));
+    let one = exec(None).latency(setup, "LibreChat's /exec of print(1)", false)?;
+    let second = of_session.latency(setup, "LibreChat's /exec in a session", false)?;
+    let metrics = [Metric::Rate, Metric::P50, Metric::P99];
+    let title = "LibreChat's /exec in one session, 4 at once";
+    let four = of_session.measure(setup, title, &loaded(setup, 4), &metrics, false)?;
+    Ok(vec![one.with_goal(TARE, &ratio_column(FASTAPI), Bound::AtMost(0.2)), second, four])
 }
