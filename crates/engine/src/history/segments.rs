@@ -193,8 +193,8 @@ fn read_file(directory: &OwnedFd, name: &str) -> io::Result<Vec<u8>> {
 }
 
 /// Drops segments until the rest is not larger than this: each time the oldest segment of the key
-/// that has the most. The newest segment of a key counts as full, because it will be. The last segment
-/// of all stays.
+/// that has the most. The newest segment of a key counts as full, because it will be. One segment
+/// always stays.
 pub fn make_room(directory: &OwnedFd, most: u64, segment_bytes: u64) -> io::Result<()> {
     let segments = list(directory)?;
     let mut of_key: HashMap<Tenant, u64> = HashMap::new();

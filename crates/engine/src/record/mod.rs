@@ -136,8 +136,8 @@ impl Record {
     }
 
     /// Records who asks for an act on the box. Like a kill, this needs no lock: a line is appended as
-    /// a whole. A record that cannot be trusted stays as it is. A user may send signals for years, so
-    /// of many requests each kind is recorded once.
+    /// a whole. A record that cannot be trusted stays as it is. A user may send signals for years:
+    /// after [`REQUESTS_MAX`] requests, only kinds that are not on record yet are recorded.
     pub fn note_request(&self, act: Act, by: &Actor) -> io::Result<()> {
         if self.damage.is_some() || self.lines.created.is_none() {
             return Ok(());

@@ -53,7 +53,7 @@ pub struct Kernel {
     pub chosen: bool,
 }
 
-/// Who built a kernel, as its banner says.
+/// The builder of a kernel, as its banner names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Origin {
@@ -151,8 +151,8 @@ impl Kernels {
         self.chosen_name().map_or(Ok(None), |name| self.read(&name))
     }
 
-    /// Adds a kernel from a package, an unpacked package or a kernel file, and chooses it. A kernel
-    /// of the same name is replaced.
+    /// Adds a kernel from a package, an unpacked package or a kernel file, and chooses it. It replaces a
+    /// kernel that has the same name.
     pub fn add(
         &self,
         source: &Path,
@@ -298,7 +298,7 @@ impl Kernels {
         Ok(directory)
     }
 
-    /// Whoever can write here chooses what machines boot.
+    /// A user who can write to this directory chooses what machines boot.
     fn check_owner(&self, directory: OwnedFd) -> Result<OwnedFd, Error> {
         let stat = fstat(&directory).context(|| self.cannot("open"))?;
         let is_trusted = stat.st_uid == geteuid().as_raw() || stat.st_uid == 0;

@@ -58,7 +58,7 @@ impl Caller {
         Self { tenant, ..Self::default() }
     }
 
-    /// Who acts on a box, for its history.
+    /// Returns the actor that the history of a box names for this request.
     pub fn actor(&self) -> Actor {
         let key = self.tenant.key().map(str::to_owned);
         Actor::Http { key, client: self.client.clone(), route: self.route.clone() }

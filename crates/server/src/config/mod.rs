@@ -131,8 +131,8 @@ impl PromisedShares {
     }
 }
 
-/// What is kept of boxes that are gone. Both settings belong to the state root: without them, those
-/// of an earlier server stay.
+/// What is kept of boxes that are gone. Both settings belong to the state root. A setting that is
+/// left out keeps the value that an earlier server wrote there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HistoryConfig {

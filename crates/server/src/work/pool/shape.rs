@@ -164,8 +164,8 @@ impl Interpreter {
     }
 }
 
-/// Returns whether a template can make the box of this request, and its key does not mind. The process
-/// of a clone is made before the cgroup that limits its processor time.
+/// Returns whether a template can make the box of this request, and its key allows clones. A template
+/// cannot make a box with a limit on processor time: the clone exists before the cgroup with that limit.
 fn can_be_cloned<T>(request: &RunRequest<T>, config: &Config) -> bool {
     let spec = &request.spec;
     let is_fresh = |key: &Key| key.warm.is_some() && Tenant::from(key.name.clone()) == spec.tenant;
