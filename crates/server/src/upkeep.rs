@@ -17,7 +17,7 @@ use crate::error::ServiceError;
 use crate::librechat;
 use crate::telemetry::{LogEvent, OfBox};
 use crate::work::Service;
-use crate::work::ending::{ENDED_WITHIN, TRY_AGAIN};
+use crate::work::boxes::ending::{ENDED_WITHIN, TRY_AGAIN};
 
 /// How often the server looks for boxes and leftovers of other processes.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(30);

@@ -18,9 +18,9 @@ use crate::http::extract::{JsonWithBytes, Query};
 use crate::http::hint;
 use crate::work::Service;
 use crate::work::boxes::BoxPage;
-use crate::work::create::CreateRequest;
-use crate::work::idempotency::{self, Keyed};
-use crate::work::spec::{self, BoxFields, LimitsRequest, NetworkRequest, VolumeRequest};
+use crate::work::boxes::create::CreateRequest;
+use crate::work::request::idempotency::{self, Keyed};
+use crate::work::request::spec::{self, BoxFields, LimitsRequest, NetworkRequest, VolumeRequest};
 
 const LIST_DEFAULT: usize = 1000;
 

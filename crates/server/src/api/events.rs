@@ -10,7 +10,7 @@ use crate::admission::Caller;
 use crate::error::ServiceError;
 use crate::http::frames::{EventFrame, StreamFormat};
 use crate::http::{Http, request_log};
-use crate::work::logs::ALIVE_EVERY;
+use crate::work::boxes::logs::ALIVE_EVERY;
 
 /// The log has a line for every request. Clients do not get these.
 const NOT_SHOWN: &str = "request";

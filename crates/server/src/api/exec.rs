@@ -23,12 +23,12 @@ use crate::http::extract::Json;
 use crate::http::frames::StreamFormat;
 use crate::http::text::Encoding;
 use crate::http::{Http, hint, request_log};
-use crate::work::exec::ProcessInput;
-use crate::work::languages::Program;
-use crate::work::outcome::RunOutput;
-use crate::work::output::OutputSink;
-use crate::work::relay::Input;
-use crate::work::spec;
+use crate::work::request::languages::Program;
+use crate::work::request::spec;
+use crate::work::run::exec::ProcessInput;
+use crate::work::run::outcome::RunOutput;
+use crate::work::streams::output::OutputSink;
+use crate::work::streams::relay::Input;
 
 /// Another process in a box.
 #[derive(Debug, Deserialize, ToSchema)]

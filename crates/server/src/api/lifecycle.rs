@@ -14,7 +14,7 @@ use crate::api::requested::RequestedBox;
 use crate::error::ServiceError;
 use crate::http::extract::{Json, Query};
 use crate::http::{Http, request_log};
-use crate::work::spec::{self, LimitsRequest};
+use crate::work::request::spec::{self, LimitsRequest};
 
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]

@@ -16,8 +16,8 @@ use crate::http::extract::Query;
 use crate::http::frames::{self, StreamFormat, TextFrames};
 use crate::http::text::Encoding;
 use crate::http::{Http, request_log};
-use crate::work::logs::{LogPart, LogPiece, LogRange, LogReader};
-use crate::work::output::Chunk;
+use crate::work::boxes::logs::{LogPart, LogPiece, LogRange, LogReader};
+use crate::work::streams::output::Chunk;
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]

@@ -16,9 +16,9 @@ use crate::error::ServiceError;
 use crate::http::extract::Query;
 use crate::telemetry::metrics::Scrape;
 use crate::work::Service;
-use crate::work::output::OutputSink;
-use crate::work::run_request::{Progress, RunRequest};
-use crate::work::spec::BoxFields;
+use crate::work::request::run::{Progress, RunRequest};
+use crate::work::request::spec::BoxFields;
+use crate::work::streams::output::OutputSink;
 
 const OPEN_METRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");

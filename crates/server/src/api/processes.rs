@@ -21,11 +21,11 @@ use crate::http::frames::{EventFrame, StreamFormat, TextFrames};
 use crate::http::text::Encoding;
 use crate::http::{Http, request_log};
 use crate::work::Service;
-use crate::work::output::CHUNK_BYTES;
-use crate::work::processes::ExecProcess;
-use crate::work::recent_output::{Piece, Position};
-use crate::work::relay::ProcessControl;
-use crate::work::spec;
+use crate::work::request::spec;
+use crate::work::run::processes::ExecProcess;
+use crate::work::streams::output::CHUNK_BYTES;
+use crate::work::streams::recent_output::{Piece, Position};
+use crate::work::streams::relay::ProcessControl;
 
 /// A detached process.
 #[derive(Debug, Serialize, ToSchema)]

@@ -11,7 +11,7 @@ use crate::app::AppState;
 use crate::error::ServiceError;
 use crate::http::extract::Path;
 use crate::work::Service;
-use crate::work::processes::ExecProcess;
+use crate::work::run::processes::ExecProcess;
 
 /// A box, as the path names it: it may not exist.
 #[derive(Debug)]

@@ -20,12 +20,12 @@ use crate::http::frames::StreamFormat;
 use crate::http::text::{Encoding, base64, from_base64};
 use crate::work::Service;
 use crate::work::files::InputFile;
-use crate::work::languages::Program;
-use crate::work::outcome::RunOutput;
-use crate::work::output::OutputSink;
-use crate::work::returned_files::{OmittedFile, OutputFile, OutputPath, RunFiles};
-use crate::work::run_request::{Collect, RunRequest, Warm, WarmWish};
-use crate::work::spec::{self, BoxFields, LimitsRequest, NetworkRequest, VolumeRequest};
+use crate::work::files::returned::{OmittedFile, OutputFile, OutputPath, RunFiles};
+use crate::work::request::languages::Program;
+use crate::work::request::run::{Collect, RunRequest, Warm, WarmWish};
+use crate::work::request::spec::{self, BoxFields, LimitsRequest, NetworkRequest, VolumeRequest};
+use crate::work::run::outcome::RunOutput;
+use crate::work::streams::output::OutputSink;
 
 /// The most outputs of a run. Each takes a call into the box.
 const OUTPUTS_MAX: usize = 1000;

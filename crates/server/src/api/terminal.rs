@@ -27,10 +27,10 @@ use crate::error::ServiceError;
 use crate::http::error::error_json;
 use crate::http::extract::Query;
 use crate::http::{Http, request_log};
-use crate::work::exec::{Process, ProcessInput, WAITING_MAX};
-use crate::work::outcome::RunOutput;
-use crate::work::output::Chunk;
-use crate::work::relay::{Input, ProcessControl};
+use crate::work::run::exec::{Process, ProcessInput, WAITING_MAX};
+use crate::work::run::outcome::RunOutput;
+use crate::work::streams::output::Chunk;
+use crate::work::streams::relay::{Input, ProcessControl};
 
 /// The largest frame of a client. A larger one closes the connection.
 const FRAME_BYTES_MAX: usize = 64 << 10;

@@ -12,7 +12,7 @@ use crate::librechat::run::box_spec::DATA;
 use crate::librechat::run::inputs::SessionInput;
 use crate::librechat::run::outputs::{Collected, LeftFile, SkipReason, Skipped};
 use crate::store::id::Id;
-use crate::work::outcome::RunOutput;
+use crate::work::run::outcome::RunOutput;
 
 #[derive(Debug, Serialize)]
 pub struct Answer {
@@ -279,8 +279,8 @@ mod tests {
     use tare_engine::{BoxId, Circumstances, End, Pressure, Subject};
 
     use super::*;
-    use crate::work::outcome::Captured;
-    use crate::work::run_request::Warm;
+    use crate::work::request::run::Warm;
+    use crate::work::streams::output::Captured;
 
     fn answer(end: End) -> Answer {
         let output = RunOutput::<()> {

@@ -6,30 +6,11 @@
 
 pub mod box_calls;
 pub mod boxes;
-pub mod create;
-pub mod cursor;
-pub mod ending;
-pub mod events;
-pub mod exec;
-pub mod file_error;
 pub mod files;
-pub mod idempotency;
-pub mod languages;
-pub mod logs;
-pub mod outcome;
-pub mod output;
-mod pattern;
-pub mod pipe;
 pub mod pool;
-pub mod processes;
-mod programs;
-pub mod recent_output;
-pub mod relay;
-pub mod returned_files;
+pub mod request;
 pub mod run;
-pub mod run_request;
-pub mod spec;
-pub mod transfer;
+pub mod streams;
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -49,9 +30,9 @@ use crate::telemetry::metrics::Metrics;
 use crate::watch::followers::Followers;
 use crate::watch::keepers::KeeperWatch;
 use crate::work::box_calls::BoxCalls;
-use crate::work::ending::StuckBoxes;
+use crate::work::boxes::ending::StuckBoxes;
 use crate::work::pool::Pools;
-use crate::work::processes::Processes;
+use crate::work::run::processes::Processes;
 use crate::workers::{Creators, Workers};
 
 /// Each kind of call that may have to wait gets one fourth of the worker threads. However many of

@@ -3,16 +3,18 @@
 //! The compiler checks the arrows between crates; this file checks those inside a crate. Each crate
 //! is an ordered list of its folders, and of the files beside them. A folder may use only what
 //! stands before it in the list, so there are no cycles. Test code may use everything, and so may
-//! `lib.rs` and `main.rs`, which no other file may use.
+//! `lib.rs` and `main.rs`, which no other file may use. A folder of folders has a list too.
 
 use super::Finding;
 use super::source::{Source, identifier, words};
 use std::path::Path;
 
-/// The arrows of one crate.
+/// The arrows of one crate, or of one folder.
 struct Crate {
     /// The folder of its sources.
     src: &'static str,
+    /// The folder as a module of its crate. Empty for a crate.
+    module: &'static str,
     /// Its folders, each after those that it may use. `commands/*` stands for each file and folder
     /// in `commands` that is not in the list; none of them may use another. `tare_server` is a
     /// crate: only folders after it may use it.
@@ -21,20 +23,23 @@ struct Crate {
     exceptions: &'static [(&'static str, &'static str)],
 }
 
-const CRATES: [Crate; 4] = [
+const CRATES: [Crate; 5] = [
     Crate {
         src: "crates/engine/src",
+        module: "",
         order: "version hint error spec vm time actor host gauge record holdings observe receipt \
                 history teardown audit care session create operate engine",
         exceptions: &[],
     },
     Crate {
         src: "crates/keeper/src",
+        module: "",
         order: "inherited make journal output programs process cgroup serve",
         exceptions: &[],
     },
     Crate {
         src: "crates/server/src",
+        module: "",
         order: "error config permits workers shutdown fd telemetry admission watch http work store \
                 librechat app api upkeep notify server",
         exceptions: &[
@@ -45,8 +50,16 @@ const CRATES: [Crate; 4] = [
             ("api", "librechat"),
         ],
     },
+    // Its folders extend `Service`, which is in `work/mod.rs`.
+    Crate {
+        src: "crates/server/src/work",
+        module: "work",
+        order: "box_calls streams files request boxes pool run",
+        exceptions: &[],
+    },
     Crate {
         src: "crates/cli/src",
+        module: "",
         order: "hint error foreign_words suggest context output exit stdio commands/lease \
                 commands/process_args commands/each commands/* tare_server commands/serve cli \
                 usage dispatch commands",
@@ -60,35 +73,48 @@ const CRATES: [Crate; 4] = [
 
 /// Finds every import that the lists do not allow.
 pub fn check(sources: &[Source]) -> Vec<Finding> {
+    let of_file = |source| CRATES.iter().flat_map(move |home| home.check(source));
     sources.iter().flat_map(of_file).collect()
 }
 
-fn of_file(source: &Source) -> Vec<Finding> {
-    let Some(home) = CRATES.iter().find(|it| source.path.starts_with(it.src)) else {
-        return Vec::new();
-    };
-    let inside = source.path.strip_prefix(home.src).unwrap_or(&source.path);
-    let module = module_of(inside);
-    if is_test_file(inside) || matches!(inside.to_str(), Some("lib.rs" | "main.rs")) {
-        return Vec::new();
-    }
-    let finding = |line, what| Finding { path: source.path.clone(), line, what };
-    let unit = home.unit(&module);
-    if home.position(&unit).is_none() {
-        return vec![finding(1, format!("`{unit}` is in no list of tidy/arrows.rs"))];
-    }
-    let broken = imports(source, &module).into_iter().filter_map(|import| {
-        let target = home.unit(&import.path);
-        let what = format!(
-            "`{unit}` may not use `{target}`: remove the import of `{}`",
-            import.path.join("::")
-        );
-        (!home.allows(&unit, &target)).then(|| finding(import.line, what))
-    });
-    broken.collect()
-}
-
 impl Crate {
+    fn check(&self, source: &Source) -> Vec<Finding> {
+        let Ok(inside) = source.path.strip_prefix(self.src) else { return Vec::new() };
+        let module = module_of(inside);
+        let is_root = matches!(inside.to_str(), Some("lib.rs" | "main.rs" | "mod.rs"));
+        if is_root || is_test_file(inside) {
+            return Vec::new();
+        }
+        let finding = |line, what| Finding { path: source.path.clone(), line, what };
+        let unit = self.unit(&module);
+        if self.position(&unit).is_none() {
+            return vec![finding(1, format!("`{unit}` is in no list of tidy/arrows.rs"))];
+        }
+        let parent = Some(self.module.to_owned()).filter(|it| !it.is_empty());
+        let module: Vec<String> = parent.into_iter().chain(module).collect();
+        let broken = imports(source, &module).into_iter().filter_map(|import| {
+            let target = self.unit(self.inside(&import.path)?);
+            let what = format!(
+                "`{unit}` may not use `{target}`: remove the import of `{}`",
+                import.path.join("::")
+            );
+            (!self.allows(&unit, &target)).then(|| finding(import.line, what))
+        });
+        broken.collect()
+    }
+
+    /// The part of a path that this list is about. `None` for an item of a folder's `mod.rs`, and for
+    /// a path that leads out of the folder.
+    fn inside<'a>(&self, path: &'a [String]) -> Option<&'a [String]> {
+        match path {
+            _ if self.module.is_empty() => Some(path),
+            [first, rest @ ..] if first == self.module => {
+                rest.first().filter(|it| self.position(it).is_some()).map(|_| rest)
+            }
+            _ => None,
+        }
+    }
+
     /// The folder, or file beside folders, that a path belongs to.
     fn unit(&self, path: &[String]) -> String {
         let is_listed = |name: &str| self.order.split_whitespace().any(|it| it == name);
@@ -283,6 +309,17 @@ mod tests {
                 assert!(others.split_whitespace().all(is_before), "{folder}: {others}");
             }
         }
+    }
+
+    #[test]
+    fn a_folder_of_folders_has_arrows_of_its_own() {
+        let path = "crates/server/src/work/files/pipe.rs";
+        let allowed = "use crate::work::{Service, find, streams::Chunk};\nuse super::InputFile;";
+        assert_eq!(found(path, allowed), [""; 0]);
+        for wrong in ["use crate::work::run::Run;", "use super::super::run::Run;"] {
+            assert_eq!(found(path, wrong).len(), 1, "{wrong}");
+        }
+        assert_eq!(found("crates/server/src/work/mod.rs", "use crate::work::run::Run;"), [""; 0]);
     }
 
     #[test]

@@ -55,7 +55,7 @@ pub fn check_dependencies(path: &str, text: &str, manifest: &str) -> Vec<Finding
     unnamed.map(|name| finding(format!("the table of dependencies does not name {name}"))).collect()
 }
 
-/// `engine/spec/` of `crates/engine/src/spec/mod.rs`.
+/// `engine/spec/` of `crates/engine/src/spec/mod.rs`. A folder in it may have a row.
 fn folder(path: &Path) -> Option<String> {
     let parts: Vec<&str> = path.iter().filter_map(|part| part.to_str()).collect();
     match parts.as_slice() {
@@ -79,11 +79,9 @@ fn single_file(path: &Path) -> Option<&str> {
 
 /// Whether this is the file that opens a folder, or the file of the row itself.
 fn opens(path: &Path, name: &str) -> bool {
-    let is_file = || {
-        let (of_crate, file) = name.split_once('/')?;
-        Some(path == Path::new("crates").join(of_crate).join("src").join(file))
-    };
-    folder(path).as_deref() == Some(name) || is_file().unwrap_or(false)
+    let Some((of_crate, inside)) = name.split_once('/') else { return false };
+    let inside = if inside.ends_with('/') { format!("{inside}mod.rs") } else { inside.to_owned() };
+    path == Path::new("crates").join(of_crate).join("src").join(inside)
 }
 
 /// The rows of folders and files: line, name and sentences.

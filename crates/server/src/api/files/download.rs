@@ -11,7 +11,7 @@ use crate::admission::Caller;
 use crate::error::ServiceError;
 use crate::http::{download, frames};
 use crate::work::Service;
-use crate::work::transfer::{BoxFile, BoxStream};
+use crate::work::files::transfer::{BoxFile, BoxStream};
 
 pub async fn file(
     service: &Service,

@@ -14,7 +14,7 @@ use crate::error::ServiceError;
 use crate::http::frames;
 use crate::http::text::percent_encoded;
 use crate::work::Service;
-use crate::work::transfer::BoxFile;
+use crate::work::files::transfer::BoxFile;
 
 /// The entries of a directory, in no order.
 #[derive(Debug, Serialize, ToSchema)]

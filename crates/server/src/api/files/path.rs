@@ -11,7 +11,7 @@ use utoipa::IntoParams;
 
 use crate::error::ServiceError;
 use crate::http::text::percent_decoded;
-use crate::work::transfer::BoxFile;
+use crate::work::files::transfer::BoxFile;
 
 /// The kernel's limits (limits.h).
 const PATH_BYTES_MAX: usize = 4095;

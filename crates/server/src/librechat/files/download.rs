@@ -19,7 +19,7 @@ use crate::http::download;
 use crate::librechat::files::reference::{Named, not_found};
 use crate::librechat::state::LibreChat;
 use crate::store::Object;
-use crate::work::processes::TransferPermit;
+use crate::work::files::transfer::TransferPermit;
 
 /// How much is read at a time, and held for one client.
 const PIECE_BYTES: u64 = 256 << 10;

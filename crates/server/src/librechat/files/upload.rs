@@ -16,7 +16,7 @@ use crate::librechat::state::LibreChat;
 use crate::store::id::Id;
 use crate::store::owner::Principal;
 use crate::store::{Meta, Object};
-use crate::work::processes::TransferPermit;
+use crate::work::files::transfer::TransferPermit;
 
 const USER_ID: &str = "user-id";
 /// An id of a user is far shorter.

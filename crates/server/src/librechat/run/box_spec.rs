@@ -11,8 +11,8 @@ use crate::config::librechat::BoxesConfig;
 use crate::config::{self, Config};
 use crate::error::ServiceError;
 use crate::work::files::InputFile;
-use crate::work::languages::Code;
-use crate::work::spec;
+use crate::work::request::languages::Code;
+use crate::work::request::spec;
 
 /// The directory of the programs' input and output files.
 pub const DATA: &str = "/mnt/data";

@@ -21,8 +21,8 @@ use crate::librechat::tools::stubs::ToolLanguage;
 use crate::librechat::{attached, cancel};
 use crate::store::id::Id;
 use crate::store::owner::{Principal, Resource};
-use crate::work::output::{OutputSink, PastLimit};
-use crate::work::run_request::{Collect, RunRequest};
+use crate::work::request::run::{Collect, RunRequest};
+use crate::work::streams::output::{OutputSink, PastLimit};
 
 /// The body of a request. Unknown fields are ignored: clients of all ages send them.
 #[derive(Debug, Deserialize)]

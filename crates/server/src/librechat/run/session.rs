@@ -22,12 +22,12 @@ use crate::librechat::run::outputs::{Collected, LeftFile, SessionOutputs};
 use crate::librechat::run::queue::QueuedCall;
 use crate::librechat::state::LibreChat;
 use crate::store::owner::Principal;
-use crate::work::create::{CreateRequest, Created};
-use crate::work::exec::ProcessInput;
+use crate::work::boxes::create::{CreateRequest, Created};
 use crate::work::files::{BoxFiles, InputFile};
-use crate::work::outcome::RunOutput;
-use crate::work::output::{OutputSink, PastLimit};
-use crate::work::relay::Input;
+use crate::work::run::exec::ProcessInput;
+use crate::work::run::outcome::RunOutput;
+use crate::work::streams::output::{OutputSink, PastLimit};
+use crate::work::streams::relay::Input;
 
 const HINT_BYTES_MAX: usize = 128;
 /// How much longer a lease is than an execution may take.

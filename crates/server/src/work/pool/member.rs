@@ -13,7 +13,7 @@ use tokio::task::AbortHandle;
 use crate::admission::Admitted;
 use crate::work::pool::shape::{Interpreter, Shape};
 use crate::work::pool::template::Template;
-use crate::work::run_request::Warm;
+use crate::work::request::run::Warm;
 
 /// How long an interpreter may take to start and to import its modules.
 const READY_WITHIN: Duration = Duration::from_secs(60);

@@ -42,7 +42,7 @@ pub use crate::work::pool::shape::Shape;
 use crate::work::pool::shelves::{Shelves, Source};
 pub use crate::work::pool::template::Template;
 use crate::work::pool::template::TemplateBox;
-use crate::work::run_request::{RunRequest, Warm};
+use crate::work::request::run::{RunRequest, Warm};
 use crate::workers::{Workers, locked};
 
 /// How often the server looks at boxes that wait.

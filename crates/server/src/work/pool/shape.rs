@@ -11,9 +11,9 @@ use tare_engine::spec::{Isolation, Network, Privilege, Spec, Tenant, Terminal, V
 
 use crate::config::pool::{PoolConfig, PoolStart, PoolsConfig};
 use crate::config::{Config, Key};
-use crate::work::languages::Code;
-use crate::work::programs::PACKAGES;
-use crate::work::run_request::{RunRequest, Warm, WarmWish};
+use crate::work::request::languages::Code;
+use crate::work::request::programs::PACKAGES;
+use crate::work::request::run::{RunRequest, Warm, WarmWish};
 
 /// A pool of the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

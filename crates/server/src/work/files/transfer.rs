@@ -14,9 +14,9 @@ use tokio::io::unix::AsyncFd;
 use crate::admission::Caller;
 use crate::error::ServiceError;
 use crate::fd;
+use crate::permits::Permit;
 use crate::work::Service;
-use crate::work::file_error::file_error;
-use crate::work::processes::TransferPermit;
+use crate::work::files::error::file_error;
 
 /// A file or a directory of a box.
 #[derive(Debug, PartialEq, Eq)]
@@ -137,6 +137,9 @@ impl Service {
         Ok((Transfer { service, caller, id, _permit: permit }, opened))
     }
 }
+
+/// The right to transfer a file between a client, which may be slow, and a box or the file store.
+pub type TransferPermit = [Permit; 2];
 
 /// A transfer between a box and a client.
 #[derive(Debug)]

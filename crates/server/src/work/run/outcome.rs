@@ -4,33 +4,8 @@ use std::time::Duration;
 
 use tare_engine::{BoxId, End, Receipt, Sentence};
 
-use crate::admission::bodies::Charge;
-use crate::error::ServiceError;
-use crate::work::run_request::Warm;
-
-/// One output stream, up to its limit.
-#[derive(Debug, Default)]
-pub struct Captured {
-    pub bytes: Vec<u8>,
-    pub truncated: bool,
-    /// The memory of the bytes.
-    charge: Charge,
-    /// Why the server had no memory for more.
-    pub refused: Option<ServiceError>,
-}
-
-impl Captured {
-    pub fn new(charge: Charge) -> Self {
-        Self { charge, ..Self::default() }
-    }
-
-    pub fn add(&mut self, bytes: &[u8]) {
-        match self.charge.hold_response(self.bytes.len() + bytes.len()) {
-            Ok(()) => self.bytes.extend_from_slice(bytes),
-            Err(error) => self.refused = Some(error),
-        }
-    }
-}
+use crate::work::request::run::Warm;
+use crate::work::streams::output::Captured;
 
 /// The result of a run, or of a process in a box.
 #[derive(Debug)]

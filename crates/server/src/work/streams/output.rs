@@ -13,8 +13,8 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 
 use crate::admission::bodies::Charge;
-use crate::work::outcome::Captured;
-use crate::work::recent_output::RecentOutput;
+use crate::error::ServiceError;
+use crate::work::streams::recent_output::RecentOutput;
 
 /// The most that is read at a time: as much as a pipe holds.
 pub const CHUNK_BYTES: usize = 64 << 10;
@@ -62,6 +62,30 @@ pub enum PastLimit {
     #[default]
     Truncate,
     Kill,
+}
+
+/// One output stream, up to its limit.
+#[derive(Debug, Default)]
+pub struct Captured {
+    pub bytes: Vec<u8>,
+    pub truncated: bool,
+    /// The memory of the bytes.
+    charge: Charge,
+    /// Why the server had no memory for more.
+    pub refused: Option<ServiceError>,
+}
+
+impl Captured {
+    pub fn new(charge: Charge) -> Self {
+        Self { charge, ..Self::default() }
+    }
+
+    pub fn add(&mut self, bytes: &[u8]) {
+        match self.charge.hold_response(self.bytes.len() + bytes.len()) {
+            Ok(()) => self.bytes.extend_from_slice(bytes),
+            Err(error) => self.refused = Some(error),
+        }
+    }
 }
 
 /// One output stream of a process.

@@ -15,8 +15,8 @@ use tare_engine::{Context as _, Copied, Error, ErrorKind};
 
 use crate::error::ServiceError;
 use crate::work::files::BoxFiles;
-use crate::work::pattern::Pattern;
-use crate::work::pipe::Pipe;
+use crate::work::files::pattern::Pattern;
+use crate::work::files::pipe::Pipe;
 
 /// How much of files that are not returned the server reads, to find those behind them.
 const SKIPPED_BYTES_MAX: u64 = 4 << 30;

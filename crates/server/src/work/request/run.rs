@@ -10,8 +10,8 @@ use tare_engine::{End, Error, ExecSpec, RUN_LABEL, Stdin};
 use utoipa::ToSchema;
 
 use crate::work::files::{BoxFiles, InputFile};
-use crate::work::languages::Code;
-use crate::work::output::PastLimit;
+use crate::work::request::languages::Code;
+use crate::work::streams::output::PastLimit;
 use crate::workers::locked;
 
 /// One command, the box it needs, and the files that go with it.

@@ -13,8 +13,9 @@ use tokio::sync::mpsc;
 
 use crate::error::ServiceError;
 use crate::permits::{Permit, Permits};
-use crate::work::recent_output::RecentOutput;
-use crate::work::relay::ProcessControl;
+use crate::work::files::transfer::TransferPermit;
+use crate::work::streams::recent_output::RecentOutput;
+use crate::work::streams::relay::ProcessControl;
 use crate::workers::locked;
 
 /// How many detached processes are remembered, running or ended.
@@ -46,9 +47,6 @@ pub struct ExecProcess {
     input: Mutex<Option<mpsc::Sender<Vec<u8>>>>,
     end: Mutex<Option<Exited>>,
 }
-
-/// The right to transfer a file between a client, which may be slow, and a box or the file store.
-pub type TransferPermit = [Permit; 2];
 
 /// A place for a detached process. The place is free again if this is dropped before the process
 /// runs.

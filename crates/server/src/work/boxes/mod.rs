@@ -1,6 +1,11 @@
 //! Boxes that live on: list, inspect, wait, stop, kill, pause, resume, update, rename, remove; audit
 //! and sweep.
 
+pub mod create;
+pub mod cursor;
+pub mod ending;
+pub mod logs;
+
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +23,7 @@ use crate::config::Config;
 use crate::error::ServiceError;
 use crate::telemetry::metrics::{BoxMeasured, BoxesMeasured};
 use crate::telemetry::{LogEvent, OfBox};
-use crate::work::cursor::Cursor;
+use crate::work::boxes::cursor::Cursor;
 use crate::work::{Service, find};
 
 /// The pause between two looks at a box that another process is making or ending.

@@ -10,7 +10,7 @@ use crate::config::boxes::Programs;
 use crate::config::languages::{FILE, Language, Languages, PROGRAM};
 use crate::error::ServiceError;
 use crate::work::files::InputFile;
-use crate::work::spec;
+use crate::work::request::spec;
 
 /// The name of a compiled program. No code has this name.
 const PROGRAM_NAME: &str = "program";

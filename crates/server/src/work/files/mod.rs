@@ -1,5 +1,11 @@
 //! Files that go into a box before its command, and archives that come out after it.
 
+mod error;
+mod pattern;
+mod pipe;
+pub mod returned;
+pub mod transfer;
+
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
@@ -11,7 +17,7 @@ use tare_engine::{BoxId, Context as _, Copied, Engine, Error, Timestamp};
 use crate::admission::Caller;
 use crate::error::ServiceError;
 use crate::work::Service;
-use crate::work::pipe::Pipe;
+use crate::work::files::pipe::Pipe;
 
 /// A file that is put into a box.
 pub struct InputFile {

@@ -20,11 +20,11 @@ use crate::error::ServiceError;
 use crate::permits::Permit;
 use crate::work::Service;
 use crate::work::files::InputFile;
-use crate::work::outcome::RunOutput;
-use crate::work::output::{OutputSink, PastLimit};
-use crate::work::processes::ExecProcess;
-use crate::work::relay::{self, Input, ProcessControl, Streams};
-use crate::work::run_request::Warm;
+use crate::work::request::run::Warm;
+use crate::work::run::outcome::RunOutput;
+use crate::work::run::processes::ExecProcess;
+use crate::work::streams::output::{OutputSink, PastLimit};
+use crate::work::streams::relay::{self, Input, ProcessControl, Streams};
 
 /// How long a keeper may take to start a process.
 const STARTED_WITHIN: Duration = Duration::from_secs(30);

@@ -1,4 +1,6 @@
-//! Runs one command in its own box, and returns after the box is gone.
+//! Runs commands: each in a box of its own, or as an exec in a box that exists already.
+//!
+//! A command in a box of its own returns after the box is gone.
 //!
 //! ```text
 //! admit -> slot -> make box, or claim one -> [copy in -> exec] -> relay -> [collect] -> tear down -> log
@@ -10,6 +12,10 @@
 //!
 //! Without files, the command is the box's own command. With files, the command is an exec: the
 //! box must exist while files are copied in, and outlive the command while results are collected.
+
+pub mod exec;
+pub mod outcome;
+pub mod processes;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,11 +34,11 @@ use crate::telemetry::metrics::Phase;
 use crate::telemetry::{LogEvent, OfBox};
 use crate::work::Service;
 use crate::work::files::BoxFiles;
-use crate::work::outcome::RunOutput;
-use crate::work::output::OutputSink;
 use crate::work::pool::{self, Claimed, Shape, Template};
-use crate::work::relay::{self, Input, Streams};
-use crate::work::run_request::{Progress, RunRequest, Warm};
+use crate::work::request::run::{Progress, RunRequest, Warm};
+use crate::work::run::outcome::RunOutput;
+use crate::work::streams::output::OutputSink;
+use crate::work::streams::relay::{self, Input, Streams};
 
 /// Bounds the wait when a volume's file system does not answer.
 const CREATE_TIMEOUT: Duration = Duration::from_secs(60);

@@ -16,9 +16,9 @@ use tokio::sync::mpsc;
 use crate::admission::bodies::Charge;
 use crate::error::ServiceError;
 use crate::fd;
-use crate::work::events::Events;
-use crate::work::outcome::Captured;
-use crate::work::output::{OutputPipe, OutputSink, PastLimit};
+use crate::work::streams::events::Events;
+use crate::work::streams::output::Captured;
+use crate::work::streams::output::{OutputPipe, OutputSink, PastLimit};
 
 /// Bounds reading the rest of the output: no process writes any more.
 const REST_WITHIN: Duration = Duration::from_secs(3);

@@ -11,7 +11,7 @@ use crate::admission::{Admitted, Caller, Need};
 use crate::error::{Kind, ServiceError};
 use crate::telemetry::{LogEvent, OfBox};
 use crate::work::Service;
-use crate::work::idempotency::{Keyed, REQUEST_LABEL, check_same};
+use crate::work::request::idempotency::{Keyed, REQUEST_LABEL, check_same};
 
 /// How long a request waits for a box that another request with the same key is making.
 const MADE_WITHIN: Duration = Duration::from_secs(60);
