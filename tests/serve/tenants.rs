@@ -427,6 +427,36 @@ fn the_command_line_sees_the_boxes_of_all_keys_and_takes_the_key_with_a_name() {
     tenants.end();
 }
 
+/// The pids of tare's processes and of the keeper are about the host. The command and the user that
+/// ended a box are about the box.
+#[test]
+fn only_an_admin_sees_pids_of_the_host_in_an_explanation() {
+    let tare = tare!();
+    let tenants = Tenants::start(&tare);
+    let (id, _) = tenants.create("web");
+    let explain = |key: &str| tenants.get(key, &format!("/v1/boxes/{id}/explain")).was(200).text();
+    let check = || {
+        let [plain, admin] = [CI, OPS].map(explain);
+        assert!(!plain.contains("(pid ") && !plain.contains(", pid "), "{plain}");
+        assert!(admin.contains("(pid "), "{admin}");
+        plain
+    };
+    assert!(check().contains("keeper started"));
+    tare.call(["rm", "-f", "ci:web"]).ok();
+    let removed = check();
+    assert!(removed.contains("Killed by 'tare rm -f' (user root)"), "{removed}");
+    let request = json!({ "command": ["sleep", "1000"] }).to_string();
+    let run = tenants.send(CI, "POST", "/v1/run", &request);
+    let of_run = || tenants.get(CI, "/v1/boxes").was(200).json()["boxes"][0].clone();
+    eventually("its command runs", || of_run()["pids"] == 1);
+    tare.call(["rm", "-f", of_run()["id"].as_str().expect("an id")]).ok();
+    let mut bytes = Vec::new();
+    (&run).read_to_end(&mut bytes).expect("an answer");
+    let sentence = Answer::parse(&bytes).was(200).json()["sentence"].clone();
+    assert_eq!(sentence, "Killed by 'tare rm -f' (user root).");
+    tenants.end();
+}
+
 #[test]
 fn a_later_server_knows_whose_boxes_it_finds() {
     let tare = tare!();

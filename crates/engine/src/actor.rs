@@ -52,7 +52,18 @@ impl Actor {
     pub fn server() -> Self {
         Self::Server { pid: std::process::id() }
     }
+
+    /// Hides the number that the process had on the host.
+    pub fn hide_pid(&mut self) {
+        match self {
+            Self::Command { pid, .. } | Self::Server { pid } => *pid = HIDDEN_PID,
+            Self::Http { .. } => {}
+        }
+    }
 }
+
+/// Stands for a pid that the reader must not see. No process has it.
+pub const HIDDEN_PID: u32 = 0;
 
 /// Users without an entry in the file have no name here.
 fn user_name(uid: u32) -> Option<String> {
@@ -67,6 +78,12 @@ fn user_name(uid: u32) -> Option<String> {
 impl fmt::Display for Actor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Command { command, pid: HIDDEN_PID, user: Some(user), .. } => {
+                write!(f, "'{command}' (user {user})")
+            }
+            Self::Command { command, pid: HIDDEN_PID, uid, user: None } => {
+                write!(f, "'{command}' (uid {uid})")
+            }
             Self::Command { command, pid, user: Some(user), .. } => {
                 write!(f, "'{command}' (user {user}, pid {pid})")
             }
@@ -79,6 +96,7 @@ impl fmt::Display for Actor {
             Self::Http { key: None, client, route } => {
                 write!(f, "{route} (without an API key, from {client})")
             }
+            Self::Server { pid: HIDDEN_PID } => write!(f, "'tare serve'"),
             Self::Server { pid } => write!(f, "'tare serve' (pid {pid})"),
         }
     }
@@ -112,5 +130,13 @@ mod tests {
             "DELETE /v1/boxes/web (without an API key, from 127.0.0.1:9)"
         );
         assert_eq!(Actor::Server { pid: 7 }.to_string(), "'tare serve' (pid 7)");
+        let hidden = |mut actor: Actor| {
+            actor.hide_pid();
+            actor.to_string()
+        };
+        assert_eq!(hidden(command(Some("ann"))), "'tare rm -f' (user ann)");
+        assert_eq!(hidden(command(None)), "'tare rm -f' (uid 1000)");
+        assert_eq!(hidden(Actor::Server { pid: 7 }), "'tare serve'");
+        assert_eq!(hidden(http(None)), http(None).to_string());
     }
 }

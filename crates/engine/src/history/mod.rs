@@ -55,14 +55,21 @@ pub struct Explanation {
     /// The last part of what the command wrote to stderr.
     pub stderr: Option<String>,
     pub history: History,
+    sources: Sources,
 }
 
 impl Explanation {
     fn of(state: Option<State>, sources: Sources) -> Self {
         let history = steps::history(&sources, Moment::now());
         let sentence = history.end.map(|end| circumstances(&sources, end).sentence());
-        let evidence = sources.evidence().cloned();
-        Self { state, sentence, evidence, stderr: sources.stderr, history }
+        let (evidence, stderr) = (sources.evidence().cloned(), sources.stderr.clone());
+        Self { state, sentence, evidence, stderr, history, sources }
+    }
+
+    /// Drops what describes the host: the pids of tare's processes and of the keeper.
+    pub fn without_host(mut self) -> Self {
+        self.sources.hide_pids();
+        Self::of(self.state, self.sources)
     }
 
     /// Returns the explanation as `tare explain --json` prints it. `words` are those of the front

@@ -18,7 +18,7 @@ use tare_control::journal::{BoxEvent, Ended, Event};
 use tare_control::{Cause, End};
 use tare_kernel::clock::boot_ns;
 
-use crate::actor::Actor;
+use crate::actor::{Actor, HIDDEN_PID};
 use crate::history::text;
 use crate::receipt::{Receipt, SeenRemoval};
 use crate::record::Record;
@@ -343,6 +343,27 @@ impl Sources {
 }
 
 impl Sources {
+    /// Hides the pids that processes had on the host.
+    pub fn hide_pids(&mut self) {
+        for line in &mut self.lines {
+            match line {
+                Line::Created(it) => it.creator.iter_mut().for_each(Actor::hide_pid),
+                Line::Keeper(it) => it.pid = HIDDEN_PID.cast_signed(),
+                Line::Ending(it) => it.pid = HIDDEN_PID,
+                Line::Ended(it) => it.by.iter_mut().for_each(Actor::hide_pid),
+                Line::Requested(it) => it.by.hide_pid(),
+                Line::Renamed { .. }
+                | Line::Updated(_)
+                | Line::Removing { .. }
+                | Line::Stuck(_)
+                | Line::Warm { .. }
+                | Line::Claimed(_)
+                | Line::Held(_) => {}
+            }
+        }
+        self.removal.iter_mut().for_each(|removal| removal.pid = HIDDEN_PID);
+    }
+
     fn requests(&self) -> impl DoubleEndedIterator<Item = &RequestLine> {
         self.lines.iter().filter_map(|line| {
             if let Line::Requested(request) = line { Some(request) } else { None }
@@ -520,7 +541,7 @@ fn beginning(sources: &Sources, now: Moment) -> Moment {
 fn add_line(steps: &mut Steps, line: &Line, sources: &Sources) {
     let (kind, text) = match line {
         Line::Created(created) => (StepKind::Created, text::created(&program_of(created))),
-        Line::Keeper(keeper) => (StepKind::Go, text::go(keeper.pid)),
+        Line::Keeper(keeper) => (StepKind::Go, text::go(keeper.pid.unsigned_abs())),
         Line::Renamed { name, .. } => (StepKind::Renamed, format!("renamed to {name}")),
         Line::Updated(update) => (StepKind::Updated, text::updated(update)),
         Line::Stuck(stuck) => (StepKind::Stuck, format!("could not be ended: {stuck}")),

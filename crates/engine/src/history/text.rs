@@ -5,7 +5,7 @@ use std::time::Duration;
 use tare_control::journal::BoxEvent;
 use tare_control::{Cause, End};
 
-use crate::actor::Actor;
+use crate::actor::{Actor, HIDDEN_PID};
 use crate::history::steps::StepKind;
 use crate::record::lines::{Act, Evidence, Lease, Reason, RequestLine, UpdatedLine};
 use crate::spec::name::signal_name;
@@ -46,8 +46,12 @@ pub fn created(command: &str) -> String {
     }
 }
 
-pub fn go(keeper: i32) -> String {
-    format!("keeper started (pid {keeper})")
+pub fn go(keeper: u32) -> String {
+    format!("keeper started{}", pid_of(keeper))
+}
+
+fn pid_of(pid: u32) -> String {
+    if pid == HIDDEN_PID { String::new() } else { format!(" (pid {pid})") }
 }
 
 pub fn emptied(ms: u64) -> String {
@@ -69,16 +73,17 @@ pub fn removed(why: Reason, pid: u32, by: Option<&Actor>) -> String {
         | Reason::RemoveAfterEnd
         | Reason::Rebooted => reason(why),
     };
-    format!("removed by tare (pid {pid}): {why}")
+    format!("removed by tare{}: {why}", pid_of(pid))
 }
 
 pub fn killed_by_tare(why: Reason, pid: u32, by: Option<&Actor>) -> String {
+    let pid = pid_of(pid);
     match (why, by) {
         (Reason::Requested, Some(by)) => format!("killed by {by}"),
         (Reason::Stopped, Some(by)) => {
-            format!("killed by tare (pid {pid}): {}; stopped by {by}", reason(why))
+            format!("killed by tare{pid}: {}; stopped by {by}", reason(why))
         }
-        (_, _) => format!("killed by tare (pid {pid}): {}", reason(why)),
+        (_, _) => format!("killed by tare{pid}: {}", reason(why)),
     }
 }
 

@@ -15,7 +15,7 @@ pub mod share;
 pub mod streams;
 
 use tare_engine::spec::{Spec, Tenant};
-use tare_engine::{Actor, BoxId, Changes, Details, Receipt, Scope};
+use tare_engine::{Actor, BoxId, Changes, Details, EndedLine, Explanation, Receipt, Scope};
 
 use crate::admission::bodies::Bodies;
 use crate::admission::measurement::Measurement;
@@ -98,6 +98,19 @@ impl Caller {
     /// Only an admin sees paths and pids of the host in the details of a box.
     pub fn shown_details(&self, details: Details) -> Details {
         if self.is_admin { details } else { details.without_host() }
+    }
+
+    /// Only an admin sees pids of the host in an explanation.
+    pub fn shown_explanation(&self, explanation: Explanation) -> Explanation {
+        if self.is_admin { explanation } else { explanation.without_host() }
+    }
+
+    /// Only an admin sees the pid of the process that ended a box.
+    pub fn shown_end(&self, mut ended: EndedLine) -> EndedLine {
+        if !self.is_admin {
+            ended.by.iter_mut().for_each(Actor::hide_pid);
+        }
+        ended
     }
 }
 

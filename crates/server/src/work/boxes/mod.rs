@@ -77,7 +77,8 @@ impl Service {
     ) -> Result<Explanation, ServiceError> {
         let scope = caller.scope();
         let explain = move |engine: &Engine| engine.explain_in(&scope, &reference);
-        self.call_in_share(&self.shares.listing, explain).await
+        let explained = self.call_in_share(&self.shares.listing, explain).await?;
+        Ok(caller.shown_explanation(explained))
     }
 
     pub async fn usage(&self, caller: &Caller, reference: String) -> Result<Usage, ServiceError> {

@@ -282,6 +282,7 @@ impl Steps {
             by: ended.as_ref().and_then(|ended| ended.by.as_ref()),
             asked_before: ended.as_ref().and_then(|ended| ended.asked_before),
             timeout,
+        let ended = ended.map(|ended| self.caller.shown_end(ended));
             output_bytes_max,
             ..Circumstances::of(end, Subject::Box)
         };
