@@ -268,6 +268,10 @@ fn promises_to_boxes_are_metrics_and_a_box_or_update_that_cannot_fit_is_refused_
     assert_eq!([promised("pids_host"), promised("memory_host")], [100, 64 << 20]);
     update(json!({ "pids": 49, "memory_bytes": 32 << 20 })).was(200);
     assert_eq!([promised("pids_host"), promised("memory_host")], [25, 32 << 20]);
+    // Another process asks no server. The server sees the new limits when it looks at all boxes.
+    tare.call(["update", &made, "--pids", "299", "--memory", "128m"]).ok();
+    eventually("the server has looked", || promised("pids_host") == 150);
+    assert_eq!(promised("memory_host"), 128 << 20);
     server.delete(&format!("/v1/boxes/{made}?force=true")).was(204);
     eventually("nothing is promised", || promised("pids_host") == 0);
     server.stop().ok();

@@ -96,17 +96,27 @@ fn is_gone(error: Error) -> bool {
     error.kind() == ErrorKind::NoSuchBox
 }
 
-/// Watches every running box, whichever process created it. Returns the number of boxes.
+/// Watches every running box, whichever process created it, and counts the limits that it has now.
+/// Returns the number of boxes.
 async fn watch_all(service: &Service) -> Result<usize, ServiceError> {
     let watching = service.clone();
     let looked = service.call(move |engine| {
         let boxes = engine.list()?;
         // The creator of an attached box watches it.
         let live = boxes.iter().filter(|one| one.state != State::Exited && !one.attached);
-        for one in live.filter(|one| !watching.watch.has(&one.id)) {
-            // If this fails, the next look tries again.
-            if let Ok(Some(keeper)) = engine.keeper(&one.id) {
-                let admitted = admitted(engine, &watching, one);
+        let config = watching.config();
+        for one in live {
+            if watching.watch.has(&one.id) {
+                // Read while the guard is held: an update through this server counts after it.
+                let count = |guard: &mut Admitted| {
+                    need_of(engine, one).into_iter().for_each(|it| guard.observe(&config, it));
+                };
+                watching.watch.with_guard(&one.id, count);
+            } else if let Ok(Some(keeper)) = engine.keeper(&one.id) {
+                // If this fails, the next look tries again.
+                let need = need_of(engine, one).unwrap_or(Need::of_existing(0, 0));
+                let key = one.key.as_deref();
+                let admitted = watching.admission.of_existing(&config, key, &one.id, need);
                 watching.watch.add(one.id.clone(), keeper, Some(admitted));
             }
         }
@@ -117,13 +127,10 @@ async fn watch_all(service: &Service) -> Result<usize, ServiceError> {
     Ok(boxes.len())
 }
 
-/// The guard of a box that exists already. The box counts for the key that created it.
-fn admitted(engine: &Engine, service: &Service, one: &Status) -> Admitted {
-    let limits = engine.limits(&one.id);
-    let need = limits.map_or(Need::of_existing(0, 0), |limits| {
-        Need::of_existing(limits.pids.value(), limits.memory_bytes.value())
-    });
-    service.admission.of_existing(&service.config(), one.key.as_deref(), &one.id, need)
+/// Returns what an existing box needs by its limits. `None`: its record does not say them.
+fn need_of(engine: &Engine, one: &Status) -> Option<Need> {
+    let limits = engine.limits(&one.id)?;
+    Some(Need::of_existing(limits.pids.value(), limits.memory_bytes.value()))
 }
 
 /// Finishes and reports each box whose keeper has ended.

@@ -215,19 +215,25 @@ impl Admitted {
         }
         let more = before.promise.max(after.promise);
         if let Err(error) = pressure.promise_more(&self.place, measured, more) {
-            self.count(config, before);
+            self.count(before);
             return Err(error);
         }
         Ok(LimitChange { before, after })
     }
 
     /// Counts these limits, which are at most what is reserved.
-    pub fn count(&mut self, config: &Config, limits: CountedLimits) {
-        self.place.reduce(limits.promise);
+    pub fn count(&mut self, limits: CountedLimits) {
+        self.place.set_promise(limits.promise);
         if let Some(quota) = &mut self.quota {
-            // A smaller amount is never refused.
-            quota.resize(config, limits.memory_bytes).ok();
+            quota.observe(limits.memory_bytes);
         }
+    }
+
+    /// Counts the limits that the box has. Another process may have changed them, and asks no
+    /// server whether there is room.
+    pub fn observe(&mut self, config: &Config, need: Need) {
+        let promise = Promise::new(&config.admission, need);
+        self.count(CountedLimits { promise, memory_bytes: need.memory_bytes });
     }
 
     /// Lets the next run begin, because the box of this one is stuck and outlives it.

@@ -119,8 +119,8 @@ impl Place {
         placed.map(|it| it.promise).unwrap_or_default()
     }
 
-    /// Promises the box less.
-    pub fn reduce(&self, promise: Promise) {
+    /// Promises the box this, whether or not there is room.
+    pub fn set_promise(&self, promise: Promise) {
         self.places.lock().set_promise(self.number, promise);
     }
 

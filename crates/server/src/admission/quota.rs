@@ -125,17 +125,28 @@ impl Drop for StopPermit {
 impl QuotaHold {
     /// Counts another memory limit of the box. A smaller one is always accepted.
     pub fn resize(&mut self, config: &Config, memory_bytes: u64) -> Result<(), ServiceError> {
-        let mut accounts = locked(&self.quotas.0);
+        let quotas = self.quotas.clone();
+        let mut accounts = locked(&quotas.0);
         let account = accounts.entry(self.key.clone()).or_default();
         let more = memory_bytes.saturating_sub(self.need.memory_bytes);
         let quota = config.keys.iter().find(|one| one.name.as_str() == self.key);
         if let Some(quota) = quota.filter(|_| more > 0) {
             account.check_memory(quota, more)?;
         }
+        self.set(account, memory_bytes);
+        Ok(())
+    }
+
+    /// Counts the memory limit that the box has, also beyond the quota of its key.
+    pub fn observe(&mut self, memory_bytes: u64) {
+        let quotas = self.quotas.clone();
+        self.set(locked(&quotas.0).entry(self.key.clone()).or_default(), memory_bytes);
+    }
+
+    fn set(&mut self, account: &mut Account, memory_bytes: u64) {
         let others = account.memory_bytes.saturating_sub(self.need.memory_bytes);
         account.memory_bytes = others.saturating_add(memory_bytes);
         self.need.memory_bytes = memory_bytes;
-        Ok(())
     }
 
     pub fn memory_bytes(&self) -> u64 {
@@ -247,6 +258,22 @@ mod tests {
         let much = Need::of_existing(1, 1 << 40);
         let without_key = quotas.hold(&config, &Caller::default(), much);
         assert!(without_key.expect("no quota").is_none());
+    }
+
+    /// The command line asks no server for a larger limit.
+    #[test]
+    fn memory_that_a_box_has_beyond_the_quota_counts() {
+        let quotas = Quotas::default();
+        let config = config(Key { memory_bytes: Some(ByteSize(100)), ..key() });
+        let hold = |memory_bytes| quotas.hold(&config, &ci(), Need::of_existing(0, memory_bytes));
+        let mut first = hold(60).expect("there is room").expect("it has a key");
+        assert_eq!(first.resize(&config, 101).expect_err("too much").code, "quota_memory_bytes");
+        first.observe(101);
+        assert!(hold(0).is_err());
+        first.observe(99);
+        assert!(hold(1).is_ok());
+        drop(first);
+        assert!(hold(100).is_ok());
     }
 
     #[test]

@@ -168,7 +168,7 @@ impl Service {
         let changed = self.change(caller, id.to_string(), update).await;
         if let Some(LimitChange { before, after }) = reserved {
             let counts = if changed.is_ok() { after } else { before };
-            self.watch.with_guard(&id, |guard| guard.count(&config, counts));
+            self.watch.with_guard(&id, |guard| guard.count(counts));
         }
         let (_, after) = changed?;
         if has_lease {
