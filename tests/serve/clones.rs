@@ -400,6 +400,66 @@ fn a_module_that_cannot_be_cloned_is_named_and_calls_go_on_without_clones() {
 }
 
 #[test]
+fn the_event_about_a_template_that_ran_out_of_memory_says_so() {
+    needs_clones!();
+    let tare = tare!();
+    let packages = TemporaryDirectory::new();
+    packages_with(&packages, "much = b'x' * (1 << 30)");
+    let config = format!("{CLONES}preload = ['mine']\n[boxes]\npackages = '{}'\n", packages.text());
+    let server = Server::start_configured(&tare, &config);
+    server.post("/v1/run", &code("print(1)")).was(200);
+    eventually("the pool has failed", || server.log().contains("pool_failed"));
+    let log = server.log();
+    let line = log.lines().find(|line| line.contains("pool_failed")).expect("a line");
+    assert!(line.contains("memory limit of 512 MiB reached"), "{line}");
+    server.stop();
+}
+
+#[test]
+fn a_call_that_ends_with_its_template_names_what_ended_the_template() {
+    needs_clones!();
+    let tare = tare!();
+    let server = Server::start_configured(&tare, CLONES);
+    let call = code("import time; time.sleep(1000)");
+    for (removes, sentence) in [
+        (true, "Killed by 'tare rm -f' (user root, pid "),
+        (false, "The keeper ended without a report, not killed by tare"),
+    ] {
+        in_clone(&server, &code("print(1)"));
+        eventually("the pool is full", || clones(&tare).len() == 2);
+        let template = templates(&tare).pop().expect("a template");
+        let result = std::thread::scope(|threads| {
+            let waiting = clones(&tare);
+            let answer = threads.spawn(|| server.post("/v1/run", &call).was(200).json());
+            eventually("a clone is claimed", || {
+                let left = clones(&tare);
+                waiting.iter().any(|id| !left.contains(id))
+            });
+            if removes {
+                tare.call(["rm", "-f", &template]).ok();
+            } else {
+                let mut keeper = processes_of(&template).into_iter();
+                let keeper = keeper.find(|it| it.name.starts_with("tare")).expect("a keeper");
+                keeper.signal(Signal::KILL);
+            }
+            answer.join().expect("an answer")
+        });
+        let cause = if removes { "killed" } else { "keeper_lost" };
+        assert_eq!(
+            (&result["cause"], &result["warm"]),
+            (&json!(cause), &json!("clone")),
+            "{result}"
+        );
+        let said = result["sentence"].as_str().expect("a sentence");
+        assert!(said.starts_with(sentence), "{said}");
+        let id = result["id"].as_str().expect("an id");
+        let explained = tare.json(["explain", "--json", id]);
+        assert_eq!((&explained["sentence"], &explained["cause"]), (&json!(said), &json!(cause)));
+    }
+    server.stop();
+}
+
+#[test]
 fn a_template_that_dies_is_replaced_and_its_clones_live_on() {
     needs_clones!();
     let tare = tare!();

@@ -36,9 +36,10 @@ use crate::error::{Context, Error, Hint};
 use crate::history::{self, shown_stderr};
 use crate::holdings::cgroup::{self, CgroupHolding, LimitWatch};
 use crate::host::layout::StateRoot;
+use crate::host::state_root;
 use crate::receipt::{self, Receipt};
-use crate::record::LockedRecord;
 use crate::record::lines::{ClaimedLine, EndedLine, Evidence, HeldLine, Line, Reason, asked_for};
+use crate::record::{LockedRecord, Record};
 use crate::session::failure::{LaunchSubject, START_WITHIN};
 use crate::session::stdio::Streams;
 use crate::spec::{BoxId, Spec};
@@ -86,8 +87,10 @@ pub struct Session {
 /// its own, because most sessions learn little.
 #[derive(Debug, Default)]
 struct Observed {
-    /// Why the process could not be started.
+    /// Why the process could not be started, or why its keeper was lost.
     failure: Option<String>,
+    /// The actor that ended the template of the box, and the box with it.
+    by: Option<Actor>,
     /// The last signal that this session passed on.
     passed_signal: Option<i32>,
     /// The keeper reported that the scratch space was full.
@@ -109,6 +112,8 @@ pub struct Conclusion {
     pub output_bytes_max: Option<u64>,
     /// The last part of what the command wrote to stderr.
     pub stderr: Vec<u8>,
+    /// The box of the template that made this one, and that this one ends with.
+    pub template: Option<BoxId>,
 }
 
 /// The box of a run.
@@ -443,6 +448,33 @@ impl Session {
         self.end = conclusion.end.or(self.end);
         self.observed.scratch_full |= conclusion.scratch_full;
         self.observed.conclusion = conclusion;
+        if self.end.is_some_and(|end| end.cause == Cause::KeeperLost)
+            && let Event::Ended(end) = self.lost()
+        {
+            self.end = Some(end);
+            if end.cause == Cause::KeeperLost {
+                self.learn_from_template();
+            }
+        }
+    }
+
+    /// A box that a template made ends with the template's box. If a tare process ended that one, its
+    /// record says why. If the kernel did, its cgroup counts it.
+    fn learn_from_template(&mut self) {
+        let template = self.observed.conclusion.template.as_ref();
+        let (Some(owned), Some(template)) = (&self.owned, template) else { return };
+        let at = owned.root.at(template);
+        let boxes = state_root::boxes(at.root).ok();
+        let record = boxes.and_then(|boxes| Record::look(boxes.as_fd(), template).ok().flatten());
+        let Some(record) = record else { return };
+        if let Some(ending) = &record.lines.ending {
+            let end = End::killed(ending.why.cause());
+            let asked = asked_for(end, record.lines.requests.iter());
+            (self.end, self.observed.by) = (Some(end), asked.map(|asked| asked.by.clone()));
+        } else if cgroup::evidence(at, &record).pressure().oom {
+            let why = format!("it was made by a template, box {template}, that ran out of memory");
+            self.observed.failure = Some(why);
+        }
     }
 
     /// Returns whether the keeper reported that the scratch space was full at the end of the process.
@@ -491,6 +523,9 @@ impl Session {
         let Some(owned) = self.owned.as_ref().filter(|_| !end.is_success()) else {
             return (None, None);
         };
+        if let Some(by) = &self.observed.by {
+            return (Some(by.clone()), None);
+        }
         let passed =
             self.observed.passed_signal.is_some_and(|signal| End::of_command(signal) == end);
         if passed {

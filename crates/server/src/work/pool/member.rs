@@ -7,7 +7,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tare_engine::spec::Spec;
-use tare_engine::{BoxId, Context as _, Engine, Error, ExecSpec, Keeper, Prepared, Session, Stdin};
+use tare_engine::{
+    BoxId, Cause, Circumstances, Context as _, End, Engine, Error, ExecSpec, Keeper, Prepared,
+    Session, Stdin, Subject,
+};
 use tokio::task::AbortHandle;
 
 use crate::admission::Admitted;
@@ -104,11 +107,7 @@ impl Waiting {
             Ok(process) => {
                 Ok(Self::Interpreter(Box::new(Interpreting { session, process, template })))
             }
-            Err(error) => {
-                // A box that cannot be ended stays on record as stuck, and every sweep tries again.
-                session.end().ok();
-                Err(error)
-            }
+            Err(error) => Err(give_up(session, error)),
         }
     }
 
@@ -180,6 +179,19 @@ pub fn start(maker: &Maker, session: &mut Session, how: StartAs<'_>) -> Result<S
     process.wait_started()?;
     await_ready(&process, &maker.closing)?;
     Ok(process)
+}
+
+/// Ends the box of an interpreter that did not start, and returns why: a box that ran out of memory
+/// says nothing itself. A box that cannot be ended stays on record as stuck, and every sweep tries again.
+pub fn give_up(mut session: Session, error: Error) -> Error {
+    session.end().ok();
+    let Some(evidence) = session.ended().map(|ended| &ended.evidence) else { return error };
+    let end = End::killed(Cause::KeeperLost).under(evidence.pressure());
+    if end.cause != Cause::Memory {
+        return error;
+    }
+    let of = Circumstances { evidence: Some(evidence), ..Circumstances::of(end, Subject::Box) };
+    Error::failed("the interpreter did not start").caused_by(of.sentence().text)
 }
 
 /// Waits until an interpreter has written that it is ready. What modules print when they are imported

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tare_engine::{Context as _, Engine, Error, ExecSpec, Prepared, Session, Stdin};
+use tare_engine::{BoxId, Context as _, Engine, Error, ExecSpec, Prepared, Session, Stdin};
 
 use crate::admission::Admitted;
 use crate::config::pool::InterpreterConfig;
-use crate::work::pool::member::{Maker, StartAs, start};
+use crate::work::pool::member::{Maker, StartAs, give_up, start};
 use crate::work::pool::shape::Shape;
 use crate::workers::locked;
 
@@ -23,6 +23,8 @@ const SLOW_FOR: Duration = Duration::from_secs(5);
 /// What the boxes of a template share. While one of them holds it, the template's box lives.
 #[derive(Debug)]
 pub struct Template {
+    /// The box of the template.
+    pub id: BoxId,
     /// Takes orders.
     socket: OwnedFd,
     made: AtomicU32,
@@ -98,6 +100,7 @@ impl TemplateBox {
         match started {
             Ok((process, socket)) => {
                 let template = Template {
+                    id: session.id().clone(),
                     socket,
                     made: AtomicU32::new(0),
                     since: Instant::now(),
@@ -106,11 +109,7 @@ impl TemplateBox {
                 let template = Arc::new(template);
                 Ok(Self { session, process, admitted, template, is_dead: false })
             }
-            Err(error) => {
-                // A box that cannot be ended stays on record as stuck, and every sweep tries again.
-                session.end().ok();
-                Err(error)
-            }
+            Err(error) => Err(give_up(session, error)),
         }
     }
 

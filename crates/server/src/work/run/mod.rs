@@ -254,13 +254,19 @@ impl Steps {
         request: RunRequest<T>,
         sink: &OutputSink,
     ) -> Result<RunOutput<T>, Failed> {
-        let OwnBox { mut session, slot, interpreter, template: _template, warm } = own;
+        let OwnBox { mut session, slot, interpreter, template, warm } = own;
         let id = session.id().clone();
         let (timeout, output_bytes_max) = (request.exec.timeout, Some(request.output_bytes_max));
         let begun = (slot, interpreter);
         let mut finished = self.run_command(&mut session, begun, request, sink).await;
         self.progress.set("ending the box");
-        let mut conclusion = Conclusion { timeout, output_bytes_max, ..Conclusion::default() };
+        let mut conclusion = Conclusion {
+            timeout,
+            output_bytes_max,
+            // Its record exists as long as `template` is held.
+            template: template.as_deref().map(|template| template.id.clone()),
+            ..Conclusion::default()
+        };
         match &mut finished {
             Ok(finished) => {
                 conclusion.end = Some(finished.end);
@@ -276,13 +282,14 @@ impl Steps {
         self.service.refill_pools();
         let Finished { mut streams, collected, .. } = finished?;
         let (end, ended, receipt) = torn_down?;
+        let ended = ended.map(|ended| self.caller.shown_end(ended));
         let receipt = receipt.map(|receipt| self.caller.shown_receipt(receipt));
         let circumstances = Circumstances {
             evidence: ended.as_ref().map(|ended| &ended.evidence),
             by: ended.as_ref().and_then(|ended| ended.by.as_ref()),
             asked_before: ended.as_ref().and_then(|ended| ended.asked_before),
+            failure: ended.as_ref().and_then(|ended| ended.failure.as_deref()),
             timeout,
-        let ended = ended.map(|ended| self.caller.shown_end(ended));
             output_bytes_max,
             ..Circumstances::of(end, Subject::Box)
         };
