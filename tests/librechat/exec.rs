@@ -29,7 +29,7 @@ fn a_program_runs_beside_its_files_and_leaves_nothing() {
         "wall_time": answer["wall_time"],
     });
     assert_eq!(answer, golden);
-    assert!(tare.footprint().records.is_empty());
+    assert_eq!(tare.boxes_of_calls(), [""; 0]);
     let arguments = json!({
         "lang": "bash", "code": "echo $#: $2", "args": ["a", "b c"], "session_id": "ignored",
         "unknown": { "field": 1 }, "files": null, "user_id": null,
@@ -83,7 +83,7 @@ fn timeout_memory_and_output_limits_end_a_program_with_the_reason_on_stderr() {
         );
         let sandbox = format!("\n[sandbox] {message}. Killed by ");
         assert!(text(&answer["stderr"]).contains(&sandbox), "{code}: {answer}");
-        assert!(tare.footprint().records.is_empty());
+        assert_eq!(tare.boxes_of_calls(), [""; 0]);
     }
     let noisy = json!({ "lang": "bash", "code": "head -c 100k /dev/zero | tr '\\0' x >&2" });
     let answer = chat.exec(noisy);

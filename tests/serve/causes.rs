@@ -30,7 +30,7 @@ fn begin(tare: &Tare, server: &Server) -> (TcpStream, String) {
     let json = [("Content-Type", "application/json")];
     let stream = server.send("POST", "/v1/run", &json, body.as_bytes());
     eventually("it runs", || started() > before);
-    let id = tare.footprint().records.first().cloned();
+    let id = tare.boxes_of_calls().first().cloned();
     (stream, id.expect("the run has a box"))
 }
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tare_harness::skip::{has_program, is_root};
 use tare_harness::{
     Process, Server, Tare, TemporaryDirectory, box_processes, eventually, eventually_within, skip,
-    tare,
+    tare, unprivileged,
 };
 
 use crate::serve::pool::{ENDINGS, PROBE, parsed, waiting};
@@ -69,6 +69,87 @@ fn processes_of(id: &str) -> Vec<Process> {
 fn interpreter(id: &str) -> Process {
     let mut processes = processes_of(id).into_iter();
     processes.find(|it| it.name.starts_with("python")).expect("a template has an interpreter")
+}
+
+#[test]
+fn without_configuration_calls_of_python_get_clones_after_the_first() {
+    needs_clones!();
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    let files = format!("[files]\ndirectory = '{}'\n", directory.join("files").display());
+    let server = Server::start_configured(&tare, &files);
+    assert_eq!(server.post("/v1/run", &code("print(1)")).was(200).json()["warm"], "off");
+    eventually("the pool is full", || clones(&tare).len() == 2);
+    assert_eq!(templates(&tare).len(), 1);
+    let result = server.post("/v1/run", &code("print(6 * 7)")).was(200).json();
+    assert_eq!((&result["warm"], &result["stdout"]), (&json!("clone"), &json!("42\n")));
+    let claims = || {
+        let metrics = server.get("/metrics").was(200).text();
+        let name = "tare_pool_claims_total{pool=\"python\",kind=\"clone\"} ";
+        let line = metrics.lines().find_map(|line| line.strip_prefix(name));
+        line.expect("it is counted").parse::<u32>().expect("a number")
+    };
+    let before = claims();
+    eventually("LibreChat gets one too", || {
+        let body = json!({ "lang": "py", "code": "print(6 * 7)" });
+        assert_eq!(server.post("/v1/exec", &body).was(200).json()["stdout"], "42\n");
+        claims() > before
+    });
+    let log = server.log();
+    assert!(!log.contains("\"pool_"), "{log}");
+    server.stop();
+    assert_eq!(waiting(&tare), []);
+}
+
+#[test]
+fn without_configuration_a_server_without_root_starts_each_python_for_its_call() {
+    if !has_program("python3") {
+        skip!("there is no python3");
+    }
+    let tare = unprivileged!();
+    let server = Server::start_configured(&tare, "");
+    for _call in 0..3 {
+        assert_eq!(server.post("/v1/run", &code("print(1)")).was(200).json()["warm"], "off");
+    }
+    eventually("the log says why", || server.log().contains("only root can have a template"));
+    let log = server.log();
+    let said: Vec<&str> = log.lines().filter(|line| line.contains("pool_")).collect();
+    assert!(said.len() == 1 && said[0].contains("pool_off"), "{log}");
+    assert_eq!(waiting(&tare), []);
+    server.stop();
+}
+
+/// A server that may have few boxes keeps its places for requests.
+#[test]
+fn without_configuration_a_server_with_few_boxes_has_no_template() {
+    needs_clones!();
+    let tare = tare!();
+    let server = Server::start_configured(&tare, "[limits]\nboxes = 2\n");
+    for _call in 0..2 {
+        assert_eq!(server.post("/v1/run", &code("print(1)")).was(200).json()["warm"], "off");
+    }
+    assert_eq!(waiting(&tare), []);
+    server.stop();
+}
+
+/// Boxes with other limits are copies of the same template.
+#[test]
+fn kinds_of_boxes_that_differ_in_their_limits_share_a_template() {
+    needs_clones!();
+    let tare = tare!();
+    let server = Server::start_configured(&tare, CLONES);
+    in_clone(&server, &code("print(1)"));
+    let template = templates(&tare);
+    for megabytes in [64, 65, 66] {
+        let limits = json!({ "memory_bytes": megabytes << 20, "nofile": 100 + megabytes });
+        let nofile = "import resource\nprint(resource.getrlimit(resource.RLIMIT_NOFILE)[0])";
+        let body = json!({ "language": "python", "code": nofile, "limits": limits });
+        let result = server.post("/v1/run", &body).was(200).json();
+        assert_eq!(result["warm"], "clone", "{result}");
+        assert_eq!(result["stdout"], format!("{}\n", 100 + megabytes), "{result}");
+    }
+    assert_eq!(templates(&tare), template);
+    server.stop();
 }
 
 #[test]

@@ -56,14 +56,25 @@ fn in_waiting(server: &Server, body: &Value) -> Value {
 }
 
 #[test]
-fn without_configuration_nothing_waits() {
+fn without_configuration_nothing_waits_before_the_first_call_of_python() {
     let tare = tare!();
     let server = Server::start(&tare, &[]);
-    assert_eq!(
-        server.post("/v1/run", &json!({ "command": ["true"] })).was(200).json()["warm"],
-        "off"
-    );
-    if has_program("python3") {
+    for _call in 0..2 {
+        let result = server.post("/v1/run", &json!({ "command": ["true"] })).was(200).json();
+        assert_eq!(result["warm"], "off");
+    }
+    assert_eq!(waiting(&tare), []);
+    server.stop();
+}
+
+#[test]
+fn a_pool_of_python_that_is_off_keeps_nothing() {
+    if !has_program("python3") {
+        skip!("there is no python3");
+    }
+    let tare = tare!();
+    let server = Server::start_configured(&tare, "[pool.python]\nwarm = 0\n");
+    for _call in 0..2 {
         assert_eq!(python(&server, "print(1)")["warm"], "off");
     }
     assert_eq!(waiting(&tare), []);

@@ -57,7 +57,7 @@ fn a_run_is_listed_by_its_program_without_its_code() {
     eventually("it is listed", || listed().contains(" (python3) "));
     assert!(!tare.json(["ls", "--json"]).to_string().contains("s3cret"));
     drop(stream);
-    eventually("it is gone", || tare.footprint().records.is_empty());
+    eventually("it is gone", || tare.boxes_of_calls().is_empty());
     server.stop().ok();
 }
 

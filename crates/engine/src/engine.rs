@@ -185,6 +185,9 @@ impl Engine {
         if !self.root.host.is_privileged() {
             return Err(Error::failed("only root can have a template"));
         }
+        if self.root.host.cgroups.unified.is_none() {
+            return Err(Error::failed("a template needs cgroup v2"));
+        }
         self.wait_in_pool(spec, Mode::Template, pool)
     }
 

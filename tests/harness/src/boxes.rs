@@ -91,6 +91,19 @@ impl Tare {
         serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output}"))
     }
 
+    /// The ids of all boxes that do not wait in a pool of a server, ended ones too. A box that is being
+    /// made may be for a pool, so this waits until none is.
+    #[track_caller]
+    pub fn boxes_of_calls(&self) -> Vec<String> {
+        let mut boxes = Vec::new();
+        eventually("no box is being made", || {
+            boxes = self.list();
+            boxes.iter().all(|it| it["state"] != "starting")
+        });
+        let of_calls = boxes.iter().filter(|it| it["state"] != "warm");
+        of_calls.map(|it| it["id"].as_str().expect("an id").to_owned()).collect()
+    }
+
     /// Every box that tare knows, ended ones too.
     #[track_caller]
     pub fn list(&self) -> Vec<Value> {

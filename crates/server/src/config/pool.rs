@@ -5,17 +5,25 @@ use tare_engine::Error;
 
 use crate::config::Period;
 
-/// The pools, by name. Nothing is kept warm unless the operator asks for it.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+/// The pools, by name.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PoolsConfig {
     /// Boxes without a command.
     #[serde(rename = "box")]
     pub boxes: PoolConfig,
     /// Boxes in which Python has started.
-    pub python: InterpreterConfig,
+    pub python: PythonConfig,
     /// Boxes in which Node has started.
-    pub node: InterpreterConfig,
+    pub node: NodeConfig,
+}
+
+/// Without configuration, only clones of Python wait: they cost little.
+impl Default for PoolsConfig {
+    fn default() -> Self {
+        let python = PythonConfig { is_asked: false, ..PythonConfig::default() };
+        Self { boxes: PoolConfig::default(), python, node: NodeConfig::default() }
+    }
 }
 
 /// How many boxes wait, and for how long.
@@ -36,41 +44,72 @@ impl Default for PoolConfig {
     }
 }
 
-/// A pool of boxes with an interpreter.
+/// `[pool.python]`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct InterpreterConfig {
+pub struct PythonConfig {
     pub start: PoolStart,
-    /// Modules that each interpreter imports before it waits.
+    /// Modules that a template imports once, and each interpreter without a template for itself.
     pub preload: Vec<String>,
     pub warm: usize,
     pub max: usize,
     pub idle: Period,
-    /// Python only: start each interpreter in its box. Otherwise each is a copy of a template.
+    /// Start each interpreter in its box. Otherwise each is a copy of a template.
     pub fresh: bool,
-    /// Python only: a template is replaced after it has made this many copies.
+    /// A template is replaced after it has made this many copies.
     pub clones: u32,
-    /// Python only: a template is replaced after this time.
+    /// A template is replaced after this time.
     pub age: Period,
+    /// The operator has written this section. Then interpreters are started one by one where a clone is
+    /// not possible. They take more memory, so they are not the default.
+    #[serde(skip)]
+    pub is_asked: bool,
 }
 
-impl Default for InterpreterConfig {
+impl Default for PythonConfig {
     fn default() -> Self {
-        let PoolConfig { warm, max, idle } = PoolConfig::default();
+        let PoolConfig { max, idle, .. } = PoolConfig::default();
         Self {
             start: PoolStart::OnDemand,
             preload: Vec::new(),
-            warm,
+            warm: 2,
             max,
             idle,
             fresh: false,
             clones: 10_000,
             age: Period::seconds(3600),
+            is_asked: true,
         }
     }
 }
 
-impl InterpreterConfig {
+impl PythonConfig {
+    /// The part that all pools have.
+    pub fn common(&self) -> PoolConfig {
+        PoolConfig { warm: self.warm, max: self.max, idle: self.idle }
+    }
+}
+
+/// `[pool.node]`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct NodeConfig {
+    pub start: PoolStart,
+    /// Modules that each interpreter loads before it waits.
+    pub preload: Vec<String>,
+    pub warm: usize,
+    pub max: usize,
+    pub idle: Period,
+}
+
+impl Default for NodeConfig {
+    fn default() -> Self {
+        let PoolConfig { warm, max, idle } = PoolConfig::default();
+        Self { start: PoolStart::OnDemand, preload: Vec::new(), warm, max, idle }
+    }
+}
+
+impl NodeConfig {
     /// The part that all pools have.
     pub fn common(&self) -> PoolConfig {
         PoolConfig { warm: self.warm, max: self.max, idle: self.idle }
@@ -122,12 +161,6 @@ impl PoolsConfig {
             return Err(Error::bad_request("[pool.python] clones = 0 is not possible")
                 .with_hint("set fresh = true to have no clones"));
         }
-        let Self { node, .. } = self;
-        let default = InterpreterConfig::default();
-        if (node.fresh, node.clones, node.age) != (default.fresh, default.clones, default.age) {
-            let message = "[pool.node] has no fresh, clones and age";
-            return Err(Error::bad_request(message).with_hint("Node is never cloned"));
-        }
         let has_nul = |name: &&String| name.is_empty() || name.contains('\0');
         if let Some(name) = self.node.preload.iter().find(has_nul) {
             let message = format!("[pool.node] preload: {name:?} is not a module");
@@ -142,6 +175,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn only_the_pool_of_python_is_on_by_default() {
+        let read = |text: &str| toml::from_str::<PoolsConfig>(text).expect(text);
+        let usual = read("");
+        assert_eq!(usual, PoolsConfig::default());
+        assert_eq!((usual.boxes.warm, usual.python.warm, usual.node.warm), (0, 2, 0));
+        assert!(!usual.python.is_asked && read("[python]").python.is_asked);
+        assert_eq!(read("[python]\nwarm = 0").python.warm, 0);
+        toml::from_str::<PoolsConfig>("[node]\nfresh = true").expect_err("Node is never cloned");
+    }
+
+    #[test]
     fn a_pool_that_cannot_be_is_refused() {
         for (text, is_good) in [
             ("", true),
@@ -150,7 +194,6 @@ mod tests {
             ("[box]\nwarm = 33", false),
             ("[python]\nclones = 0", false),
             ("[python]\nfresh = true\nclones = 1\nage = '1s'", true),
-            ("[node]\nfresh = true", false),
             ("[box]\nmax = 1001", false),
             ("[python]\npreload = ['a b']", false),
             ("[python]\npreload = ['a..b']", false),

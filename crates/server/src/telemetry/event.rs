@@ -124,6 +124,11 @@ pub enum LogEvent<'a> {
         pool: &'static str,
         why: &'a str,
     },
+    /// No clones can be made, and no pool is configured. Requests make their own boxes.
+    PoolOff {
+        pool: &'static str,
+        why: &'a str,
+    },
     /// A box that waited in a pool has died. The server replaces it.
     PoolMemberLost {
         box_id: &'a str,

@@ -259,6 +259,7 @@ impl Metrics {
             | LogEvent::BoxRenamed { .. }
             | LogEvent::BoxNote { .. }
             | LogEvent::PoolFailed { .. }
+            | LogEvent::PoolOff { .. }
             | LogEvent::PoolMemberLost { .. }
             | LogEvent::HookFailed { .. }
             | LogEvent::FilesNotSwept { .. }

@@ -117,12 +117,12 @@ impl Service {
     /// Waits for the right to have one more box.
     pub async fn admit(&self, caller: &Caller, need: Need) -> Result<Admitted, ServiceError> {
         let config = self.config();
-        match self.admission.admit(&config, caller, need).await {
-            // Boxes that wait in pools make room.
-            Err(error) if error.code == PRESSURE && self.give_back().await => {
-                self.admission.admit(&config, caller, need).await
+        loop {
+            match self.admission.admit(&config, caller, need).await {
+                // Boxes that wait in pools make room.
+                Err(error) if error.code == PRESSURE && self.give_back().await => {}
+                admitted => return admitted,
             }
-            admitted => admitted,
         }
     }
 

@@ -94,13 +94,16 @@ impl Service {
         let pool = shape.pool;
         let (number, member, is_last, replaced) = {
             let mut shelves = locked(&self.pools.shelves);
+            let is_known = shelves.find(&shape).is_some();
+            let replaced =
+                if is_known { VecDeque::new() } else { shelves.add(shape.clone(), &spec.tenant) };
             match shelves.find(&shape) {
                 Some(shelf) => {
                     shelf.used = Instant::now();
                     let member = shelf.waiting.pop_front();
-                    (Some(shelf.number), member, shelf.waiting.is_empty(), VecDeque::new())
+                    (Some(shelf.number), member, shelf.waiting.is_empty(), replaced)
                 }
-                None => (None, None, true, shelves.add(shape, &spec.tenant)),
+                None => (None, None, true, replaced),
             }
         };
         if !replaced.is_empty() {
@@ -151,7 +154,9 @@ impl Service {
     /// Makes a clone for a request that found none: that takes less time than a new interpreter.
     async fn claim_clone(&self, number: u64, spec: Spec) -> Option<(Claimed, Warm)> {
         let maker = self.makers().ok()?.maker.clone();
-        let (template, shape) = locked(&self.pools.shelves).begin_clone(number)?;
+        let config = self.config();
+        let chosen = locked(&self.pools.shelves).begin_clone(number, &config.pool.python);
+        let (template, shape) = chosen?;
         let (service, from) = (self.clone(), Arc::clone(&template));
         let mut making = tokio::spawn(async move {
             let _slot = service.creators.slot().await;
@@ -192,16 +197,20 @@ impl Service {
         self.pools.changed.notify_one();
     }
 
-    /// Ends all boxes that wait, because a request needs their room. Returns whether there were any.
+    /// Ends all boxes that wait, because a request needs their room; or if there are none, the templates
+    /// of which no clone is left. Returns whether there were any.
     pub async fn give_back(&self) -> bool {
-        let members = {
+        let (members, templates) = {
             let mut shelves = locked(&self.pools.shelves);
             shelves.relief_until = Some(Instant::now() + RELIEF);
-            shelves.empty()
+            let members = shelves.empty();
+            let templates = if members.is_empty() { shelves.take_templates() } else { Vec::new() };
+            (members, templates)
         };
         self.count_pools();
-        let were_any = !members.is_empty();
+        let were_any = !members.is_empty() || !templates.is_empty();
         self.end_members(members, Why::Unwanted).await;
+        self.end_templates(templates).await;
         were_any
     }
 
@@ -301,9 +310,9 @@ impl Service {
     /// Makes one box that was counted as being made.
     async fn make_member(&self, number: u64, shape: Shape) -> Result<(), Error> {
         let pool = shape.pool;
-        let made = match self.admission.admit_waiting().await {
+        let made = match self.admit_ahead().await {
             Ok(admitted) => self.make_admitted(number, shape, admitted).await,
-            Err(error) => Err(Error::failed(error.message)),
+            Err(error) => Err(error),
         };
         let made = made.map(|member| self.shelve(number, member));
         let outcome = match made {
@@ -315,8 +324,7 @@ impl Service {
             }
             Err(error) => {
                 if self.count_failure(number) == 1 {
-                    let why = whole(&error);
-                    self.journal.record(&LogEvent::PoolFailed { pool: pool.as_str(), why: &why });
+                    self.note_failure(pool, &whole(&error));
                 }
                 Err(error)
             }
@@ -358,44 +366,64 @@ impl Service {
             let (maker, shape) = (maker.clone(), shape.clone());
             threads.call(move || Waiting::make(&maker, &shape, template))
         };
-        let error = match self.template(number, &shape).await {
-            Ok(None) => return make(None).await,
-            Ok(Some(template)) => match make(Some(Arc::clone(&template))).await {
+        let config = self.config();
+        let source = locked(&self.pools.shelves).source(number, &config.pool.python);
+        let template = match source {
+            Source::Template(template) => Ok(template),
+            Source::TemplateToMake => {
+                let admitted = self.admit_ahead().await?;
+                self.make_template(number, &shape, admitted).await
+            }
+            Source::Started => return make(None).await,
+        };
+        let error = match template {
+            Ok(template) => match make(Some(Arc::clone(&template))).await {
                 Ok(made) => return Ok(made),
-                Err(error) => {
-                    self.set_source(number, Source::TemplateToMake);
-                    if template.is_proven() {
-                        return Err(error);
-                    }
-                    error
-                }
+                Err(error) if template.is_proven() => return Err(error),
+                Err(error) => error,
             },
             Err(error) => error,
         };
+        if !config.pool.python.is_asked {
+            return Err(error);
+        }
         self.set_source(number, Source::Started);
         if self.is_first_failure(number) {
             let why = format!("{}; each Python is started in its box instead", whole(&error));
-            self.journal.record(&LogEvent::PoolFailed { pool: shape.pool.as_str(), why: &why });
+            self.note_failure(shape.pool, &why);
         }
         make(None).await
     }
 
-    /// Returns the template of a shelf, and makes it if there is none yet.
-    async fn template(&self, number: u64, shape: &Shape) -> Result<Option<Arc<Template>>, Error> {
-        match locked(&self.pools.shelves).by_number(number).map(|shelf| &shelf.source) {
-            Some(Source::Template(template)) => return Ok(Some(Arc::clone(template))),
-            Some(Source::TemplateToMake) => {}
-            Some(Source::Started) | None => return Ok(None),
+    /// Logs why boxes cannot be made ahead. If the operator has not asked for them, that is no failure, and
+    /// is logged once.
+    fn note_failure(&self, pool: PoolName, why: &str) {
+        let pool_name = pool.as_str();
+        if pool != PoolName::Python || self.config().pool.python.is_asked {
+            self.journal.record(&LogEvent::PoolFailed { pool: pool_name, why });
+        } else if !std::mem::replace(&mut locked(&self.pools.shelves).is_off_noted, true) {
+            self.journal.record(&LogEvent::PoolOff { pool: pool_name, why });
         }
-        let admitted = self.admission.admit_waiting().await;
-        let admitted = admitted.map_err(|error| Error::failed(error.message))?;
+    }
+
+    async fn make_template(
+        &self,
+        number: u64,
+        shape: &Shape,
+        admitted: Admitted,
+    ) -> Result<Arc<Template>, Error> {
         let Makers { threads, maker, .. } = self.makers()?;
         let (maker, shape) = (maker.clone(), shape.clone());
         let made = threads.call(move || TemplateBox::make(&maker, &shape, admitted)).await?;
         let template = Arc::clone(&made.template);
         locked(&self.pools.shelves).templates.push(made);
         self.set_source(number, Source::Template(Arc::clone(&template)));
-        Ok(Some(template))
+        Ok(template)
+    }
+
+    async fn admit_ahead(&self) -> Result<Admitted, Error> {
+        let admitted = self.admission.admit_waiting().await;
+        admitted.map_err(|error| Error::failed(error.message))
     }
 
     fn makers(&self) -> Result<&Makers, Error> {

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use tare_engine::Stdin;
 use tare_engine::spec::command::Variable;
-use tare_engine::spec::{Isolation, Network, Privilege, Spec, Tenant, Terminal, Volume};
+use tare_engine::spec::{Isolation, Limits, Network, Privilege, Spec, Tenant, Terminal, Volume};
 
 use crate::config::pool::{PoolConfig, PoolStart, PoolsConfig};
 use crate::config::{Config, Key};
@@ -121,8 +121,7 @@ impl Shape {
             ..request.spec.clone()
         };
         if let Some(code) = &request.code
-            && let Some((pool, interpreter)) =
-                Interpreter::of(code, pools, can_be_cloned(request, config))
+            && let Some((pool, interpreter)) = Interpreter::of(code, pools, how(request, config))
             && !code.own_env(&request.exec.env).any(|(key, _)| decides_the_start(key))
         {
             let interpreter = Some(interpreter);
@@ -132,11 +131,19 @@ impl Shape {
         let is_wanted = pools.boxes.warm > 0 && request.wish == WarmWish::Any;
         is_wanted.then_some(Self { pool: PoolName::Box, spec, stdin, interpreter: None })
     }
+
+    /// Returns the box of the template that makes boxes of this shape. Boxes with other limits have the
+    /// same template: it has the default limits, whatever a client asks for.
+    pub fn of_template(&self) -> Self {
+        let mut of_template = self.clone();
+        of_template.spec.limits = Limits::default();
+        of_template
+    }
 }
 
 impl Interpreter {
     /// Returns the interpreter for code, and its pool, if there is one.
-    fn of(code: &Code, pools: &PoolsConfig, by_clone: bool) -> Option<(PoolName, Self)> {
+    fn of(code: &Code, pools: &PoolsConfig, how: How) -> Option<(PoolName, Self)> {
         let program = code.program.as_str();
         let path = code.arguments.first()?;
         let (pool, words, preload) = match code.language.as_str() {
@@ -151,10 +158,11 @@ impl Interpreter {
             let words = words.into_iter().chain(preload.iter().map(String::as_str));
             words.map(OsString::from).collect()
         };
-        let by_clone = by_clone && pool == PoolName::Python && !pools.python.fresh;
+        let by_clone = how == How::Clone && pool == PoolName::Python && !pools.python.fresh;
         let template = by_clone.then(|| with_modules(vec![program, "-c", PYTHON_TEMPLATE]));
         let (command, env) = (with_modules(words), code.env.clone());
-        let is_wanted = pool.config(pools).warm > 0;
+        let is_default = pool == PoolName::Python && !pools.python.is_asked;
+        let is_wanted = pool.config(pools).warm > 0 && !(is_default && how == How::NotCloneable);
         is_wanted.then_some((pool, Self { command, env, template }))
     }
 
@@ -164,17 +172,34 @@ impl Interpreter {
     }
 }
 
-/// Returns whether a template can make the box of this request, and its key allows clones. A template
-/// cannot make a box with a limit on processor time: the clone exists before the cgroup with that limit.
-fn can_be_cloned<T>(request: &RunRequest<T>, config: &Config) -> bool {
+/// A template counts as a box. Without a word of the operator, it takes no place of a server that has few.
+const BOXES_MIN: usize = 8;
+
+/// How a request may get an interpreter that waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum How {
+    Clone,
+    /// The request or its key asks for an interpreter that was started in its box.
+    Fresh,
+    /// No template can make its box.
+    NotCloneable,
+}
+
+/// A template cannot make a box with a limit on processor time: the clone exists before the cgroup with
+/// that limit.
+fn how<T>(request: &RunRequest<T>, config: &Config) -> How {
     let spec = &request.spec;
     let is_fresh = |key: &Key| key.warm.is_some() && Tenant::from(key.name.clone()) == spec.tenant;
-    !config.keys.iter().any(is_fresh)
-        && request.wish != WarmWish::Fresh
-        && spec.isolation == Isolation::Full
+    let can_be_cloned = spec.isolation == Isolation::Full
         && spec.network == Network::None
         && spec.privilege == Privilege::Unprivileged
-        && spec.limits.cpus.is_none()
+        && spec.limits.cpus.is_none();
+    let has_room = config.pool.python.is_asked || config.limits.boxes >= BOXES_MIN;
+    match can_be_cloned {
+        _ if request.wish == WarmWish::Fresh || config.keys.iter().any(is_fresh) => How::Fresh,
+        true if has_room => How::Clone,
+        true | false => How::NotCloneable,
+    }
 }
 
 /// Returns whether an interpreter or its C library reads this variable only when it starts.
@@ -192,12 +217,12 @@ mod tests {
     use tare_engine::spec::{Name, Network, Root};
 
     use super::*;
-    use crate::config::pool::InterpreterConfig;
+    use crate::config::pool::PythonConfig;
 
     fn pools(boxes: usize, python: usize) -> Config {
         let pool = PoolsConfig {
             boxes: PoolConfig { warm: boxes, ..PoolConfig::default() },
-            python: InterpreterConfig { warm: python, ..InterpreterConfig::default() },
+            python: PythonConfig { warm: python, ..PythonConfig::default() },
             ..PoolsConfig::default()
         };
         Config { pool, ..Config::default() }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tare_engine::BoxId;
 use tare_engine::spec::Tenant;
 
-use crate::config::pool::PoolsConfig;
+use crate::config::pool::{PoolsConfig, PythonConfig};
 use crate::work::pool::member::Member;
 use crate::work::pool::shape::{PoolName, Shape};
 use crate::work::pool::template::{Template, TemplateBox};
@@ -34,6 +34,8 @@ pub struct Shelves {
     /// No box is made ahead before this time.
     pub relief_until: Option<Instant>,
     pub is_closed: bool,
+    /// The log says that this server makes no clones.
+    pub is_off_noted: bool,
 }
 
 /// The waiting boxes of one shape.
@@ -52,7 +54,7 @@ pub struct Shelf {
 }
 
 /// Where the interpreters of a shelf come from.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub enum Source {
     /// They are started one by one.
     #[default]
@@ -68,6 +70,10 @@ impl Source {
             Some(interpreter) if interpreter.template.is_some() => Self::TemplateToMake,
             Some(_) | None => Self::Started,
         }
+    }
+
+    fn is(&self, template: &Arc<Template>) -> bool {
+        matches!(self, Self::Template(it) if Arc::ptr_eq(it, template))
     }
 }
 
@@ -96,6 +102,19 @@ impl Shelves {
 
     pub fn by_number(&mut self, number: u64) -> Option<&mut Shelf> {
         self.all.iter_mut().find(|shelf| shelf.number == number)
+    }
+
+    /// Returns where the interpreters of a shelf come from now. Shelves share templates.
+    pub fn source(&mut self, number: u64, config: &PythonConfig) -> Source {
+        let Some(shelf) = self.all.iter_mut().find(|shelf| shelf.number == number) else {
+            return Source::Started;
+        };
+        if matches!(shelf.source, Source::TemplateToMake)
+            && let Some(made) = self.templates.iter().find(|it| it.serves(&shelf.shape, config))
+        {
+            shelf.source = Source::Template(Arc::clone(&made.template));
+        }
+        shelf.source.clone()
     }
 
     /// Adds a shelf for boxes of this shape, if there is room for one. Returns the boxes of a shelf
@@ -156,10 +175,13 @@ impl Shelves {
     }
 
     /// Returns the template that can make a clone for a request, and counts the clone.
-    pub fn begin_clone(&mut self, number: u64) -> Option<(Arc<Template>, Shape)> {
-        let shelf = self.by_number(number)?;
-        let Source::Template(template) = &shelf.source else { return None };
-        let chosen = (Arc::clone(template), shelf.shape.clone());
+    pub fn begin_clone(
+        &mut self,
+        number: u64,
+        config: &PythonConfig,
+    ) -> Option<(Arc<Template>, Shape)> {
+        let Source::Template(template) = self.source(number, config) else { return None };
+        let chosen = (template, self.by_number(number)?.shape.clone());
         let is_prompt = chosen.0.is_prompt();
         self.cloning += usize::from(is_prompt);
         is_prompt.then_some(chosen)
@@ -197,14 +219,25 @@ impl Shelves {
             if made.has_died() {
                 died.push(made.session.id().clone());
             }
-            let has_it =
-                |it: &Source| matches!(it, Source::Template(it) if Arc::ptr_eq(it, &made.template));
-            let of_it = self.all.iter_mut().filter(|shelf| has_it(&shelf.source));
+            let of_it = self.all.iter_mut().filter(|shelf| shelf.source.is(&made.template));
             if made.is_useless(&pools.python) {
                 of_it.for_each(|shelf| shelf.source = Source::TemplateToMake);
             }
         }
         died
+    }
+
+    /// Takes the boxes of templates that have no clones, also of those that shelves would use.
+    pub fn take_templates(&mut self) -> Vec<TemplateBox> {
+        for made in &self.templates {
+            let of_it = self.all.iter().filter(|shelf| shelf.source.is(&made.template)).count();
+            // The other one is that of its own box.
+            if Arc::strong_count(&made.template) == of_it + 1 {
+                let of_it = self.all.iter_mut().filter(|shelf| shelf.source.is(&made.template));
+                of_it.for_each(|shelf| shelf.source = Source::TemplateToMake);
+            }
+        }
+        self.take_unused_templates()
     }
 
     /// Takes the boxes of templates that nothing uses.

@@ -12,13 +12,15 @@ use std::time::{Duration, Instant};
 use tare_engine::{BoxId, Context as _, Engine, Error, ExecSpec, Prepared, Session, Stdin};
 
 use crate::admission::Admitted;
-use crate::config::pool::InterpreterConfig;
+use crate::config::pool::PythonConfig;
 use crate::work::pool::member::{Maker, StartAs, give_up, start};
 use crate::work::pool::shape::Shape;
 use crate::workers::locked;
 
 /// How long requests make their own boxes after one has waited too long for a clone.
 const SLOW_FOR: Duration = Duration::from_secs(5);
+/// A template that has made boxes is replaced after so many that it did not make.
+const FAILURES_MAX: u32 = 3;
 
 /// What the boxes of a template share. While one of them holds it, the template's box lives.
 #[derive(Debug)]
@@ -28,6 +30,8 @@ pub struct Template {
     /// Takes orders.
     socket: OwnedFd,
     made: AtomicU32,
+    /// Boxes that it did not make, since the last that it made.
+    failures: AtomicU32,
     since: Instant,
     /// Requests do not wait for its clones before this time.
     slow_until: Mutex<Option<Instant>>,
@@ -36,9 +40,14 @@ pub struct Template {
 impl Template {
     /// Makes a box with a copy of the template.
     pub fn make_box(&self, engine: &Engine, shape: &Shape) -> Result<Prepared, Error> {
-        let made = engine.clone_of(self.socket.as_fd(), &shape.spec, shape.pool.as_str())?;
-        self.made.fetch_add(1, Ordering::Relaxed);
-        Ok(made)
+        let made = engine.clone_of(self.socket.as_fd(), &shape.spec, shape.pool.as_str());
+        if made.is_ok() {
+            self.made.fetch_add(1, Ordering::Relaxed);
+            self.failures.store(0, Ordering::Relaxed);
+        } else {
+            self.failures.fetch_add(1, Ordering::Relaxed);
+        }
+        made
     }
 
     /// Whether it has made a box.
@@ -56,8 +65,14 @@ impl Template {
         *locked(&self.slow_until) = Some(Instant::now() + SLOW_FOR);
     }
 
+    /// One kind of box that cannot be made does not cost the other kinds their template.
+    fn has_failed(&self) -> bool {
+        let most = if self.is_proven() { FAILURES_MAX } else { 1 };
+        self.failures.load(Ordering::Relaxed) >= most
+    }
+
     /// All clones of one template have the same hash seed and address layout.
-    fn is_old(&self, config: &InterpreterConfig) -> bool {
+    fn is_old(&self, config: &PythonConfig) -> bool {
         self.made.load(Ordering::Relaxed) >= config.clones || self.since.elapsed() >= config.age.0
     }
 
@@ -69,6 +84,8 @@ impl Template {
 /// The box of a template.
 #[derive(Debug)]
 pub struct TemplateBox {
+    /// Its own kind of box.
+    of: Shape,
     pub session: Session,
     process: Session,
     /// It counts as a box, without a promise.
@@ -81,11 +98,12 @@ pub struct TemplateBox {
 impl TemplateBox {
     /// Starts the interpreter of a template, and waits until it is ready.
     pub fn make(maker: &Maker, shape: &Shape, mut admitted: Admitted) -> Result<Self, Error> {
-        let Some(interpreter) = &shape.interpreter else {
+        let of = shape.of_template();
+        let Some(interpreter) = &of.interpreter else {
             return Err(Error::failed("a template without an interpreter"));
         };
-        let pool = format!("{}-template", shape.pool.as_str());
-        let mut session = maker.engine.template(&shape.spec, &pool)?.go_without_command()?;
+        let pool = format!("{}-template", of.pool.as_str());
+        let mut session = maker.engine.template(&of.spec, &pool)?.go_without_command()?;
         admitted.box_is_made(session.id());
         let spec = ExecSpec {
             env: interpreter.template_env(),
@@ -102,12 +120,13 @@ impl TemplateBox {
                 let template = Template {
                     id: session.id().clone(),
                     socket,
-                    made: AtomicU32::new(0),
+                    made: AtomicU32::default(),
+                    failures: AtomicU32::default(),
                     since: Instant::now(),
                     slow_until: Mutex::default(),
                 };
                 let template = Arc::new(template);
-                Ok(Self { session, process, admitted, template, is_dead: false })
+                Ok(Self { of, session, process, admitted, template, is_dead: false })
             }
             Err(error) => Err(give_up(session, error)),
         }
@@ -121,8 +140,13 @@ impl TemplateBox {
     }
 
     /// Returns whether another template must take its place.
-    pub fn is_useless(&self, config: &InterpreterConfig) -> bool {
-        self.is_dead || self.template.is_old(config)
+    pub fn is_useless(&self, config: &PythonConfig) -> bool {
+        self.is_dead || self.template.has_failed() || self.template.is_old(config)
+    }
+
+    /// Returns whether it can make boxes of this shape.
+    pub fn serves(&self, shape: &Shape, config: &PythonConfig) -> bool {
+        !self.is_useless(config) && self.of == shape.of_template()
     }
 
     /// Returns whether no box of the template is left, and no shelf uses it.
