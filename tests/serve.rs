@@ -4,6 +4,7 @@ mod abuse;
 mod bodies;
 mod boxes;
 mod causes;
+#[macro_use]
 mod clones;
 mod connections;
 mod directories;
@@ -25,6 +26,7 @@ mod run;
 mod schema;
 mod states;
 mod stopping;
+mod templates;
 mod tenants;
 mod terminal;
 mod watching;

@@ -2,21 +2,18 @@
 //! new interpreter, and shares nothing with the others that a call could have left there.
 
 use std::collections::BTreeSet;
-use std::io::Write as _;
-use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tare_harness::skip::{has_program, is_root};
 use tare_harness::{
-    Process, Server, Tare, TemporaryDirectory, box_processes, eventually, eventually_within, skip,
-    tare, unprivileged,
+    Process, Server, Tare, TemporaryDirectory, box_processes, eventually, skip, tare, unprivileged,
 };
 
 use crate::serve::pool::{ENDINGS, PROBE, parsed, waiting};
 use crate::serve::quotas::sha256;
 
-const CLONES: &str = "[pool.python]\nwarm = 2\n";
+pub const CLONES: &str = "[pool.python]\nwarm = 2\n";
 
 /// Skips where no interpreter can be cloned.
 macro_rules! needs_clones {
@@ -27,13 +24,13 @@ macro_rules! needs_clones {
     };
 }
 
-fn code(code: &str) -> Value {
+pub fn code(code: &str) -> Value {
     json!({ "language": "python", "code": code })
 }
 
 /// Runs code until a clone has run it.
 #[track_caller]
-fn in_clone(server: &Server, body: &Value) -> Value {
+pub fn in_clone(server: &Server, body: &Value) -> Value {
     let mut result = Value::Null;
     eventually("a clone waits", || {
         result = server.post("/v1/run", body).was(200).json();
@@ -43,30 +40,30 @@ fn in_clone(server: &Server, body: &Value) -> Value {
 }
 
 /// Makes the module `mine` of packages for Python.
-fn packages_with(packages: &TemporaryDirectory, mine: &str) {
+pub fn packages_with(packages: &TemporaryDirectory, mine: &str) {
     std::fs::create_dir(packages.path().join("python")).expect("a directory");
     packages.write("python/mine.py", mine);
 }
 
 /// The boxes of templates.
-fn templates(tare: &Tare) -> Vec<String> {
+pub fn templates(tare: &Tare) -> Vec<String> {
     let all = waiting(tare).into_iter();
     all.filter(|(_, pool)| pool == "python-template").map(|(id, _)| id).collect()
 }
 
-fn clones(tare: &Tare) -> Vec<String> {
+pub fn clones(tare: &Tare) -> Vec<String> {
     let all = waiting(tare).into_iter();
     all.filter(|(_, pool)| pool == "python").map(|(id, _)| id).collect()
 }
 
 /// The processes of a box that are alive, by its cgroups.
-fn processes_of(id: &str) -> Vec<Process> {
+pub fn processes_of(id: &str) -> Vec<Process> {
     let is_of_box = |it: &Process| it.cgroups.iter().any(|path| path.contains(id));
     box_processes().into_iter().filter(|it| !it.is_zombie && is_of_box(it)).collect()
 }
 
 /// The interpreter of a template.
-fn interpreter(id: &str) -> Process {
+pub fn interpreter(id: &str) -> Process {
     let mut processes = processes_of(id).into_iter();
     processes.find(|it| it.name.starts_with("python")).expect("a template has an interpreter")
 }
@@ -116,39 +113,6 @@ fn without_configuration_a_server_without_root_starts_each_python_for_its_call()
     let said: Vec<&str> = log.lines().filter(|line| line.contains("pool_")).collect();
     assert!(said.len() == 1 && said[0].contains("pool_off"), "{log}");
     assert_eq!(waiting(&tare), []);
-    server.stop();
-}
-
-/// A server that may have few boxes keeps its places for requests.
-#[test]
-fn without_configuration_a_server_with_few_boxes_has_no_template() {
-    needs_clones!();
-    let tare = tare!();
-    let server = Server::start_configured(&tare, "[limits]\nboxes = 2\n");
-    for _call in 0..2 {
-        assert_eq!(server.post("/v1/run", &code("print(1)")).was(200).json()["warm"], "off");
-    }
-    assert_eq!(waiting(&tare), []);
-    server.stop();
-}
-
-/// Boxes with other limits are copies of the same template.
-#[test]
-fn kinds_of_boxes_that_differ_in_their_limits_share_a_template() {
-    needs_clones!();
-    let tare = tare!();
-    let server = Server::start_configured(&tare, CLONES);
-    in_clone(&server, &code("print(1)"));
-    let template = templates(&tare);
-    for megabytes in [64, 65, 66] {
-        let limits = json!({ "memory_bytes": megabytes << 20, "nofile": 100 + megabytes });
-        let nofile = "import resource\nprint(resource.getrlimit(resource.RLIMIT_NOFILE)[0])";
-        let body = json!({ "language": "python", "code": nofile, "limits": limits });
-        let result = server.post("/v1/run", &body).was(200).json();
-        assert_eq!(result["warm"], "clone", "{result}");
-        assert_eq!(result["stdout"], format!("{}\n", 100 + megabytes), "{result}");
-    }
-    assert_eq!(templates(&tare), template);
     server.stop();
 }
 
@@ -481,89 +445,6 @@ fn a_module_that_cannot_be_cloned_is_named_and_calls_go_on_without_clones() {
 }
 
 #[test]
-fn the_event_about_a_template_that_ran_out_of_memory_says_so() {
-    needs_clones!();
-    let tare = tare!();
-    let packages = TemporaryDirectory::new();
-    packages_with(&packages, "much = b'x' * (1 << 30)");
-    let config = format!("{CLONES}preload = ['mine']\n[boxes]\npackages = '{}'\n", packages.text());
-    let server = Server::start_configured(&tare, &config);
-    server.post("/v1/run", &code("print(1)")).was(200);
-    eventually("the pool has failed", || server.log().contains("pool_failed"));
-    let log = server.log();
-    let line = log.lines().find(|line| line.contains("pool_failed")).expect("a line");
-    assert!(line.contains("memory limit of 512 MiB reached"), "{line}");
-    server.stop();
-}
-
-#[test]
-fn a_call_that_ends_with_its_template_names_what_ended_the_template() {
-    needs_clones!();
-    let tare = tare!();
-    let server = Server::start_configured(&tare, CLONES);
-    let call = code("import time; time.sleep(1000)");
-    for (removes, sentence) in [
-        (true, "Killed by 'tare rm -f' (user root, pid "),
-        (false, "The keeper ended without a report, not killed by tare"),
-    ] {
-        in_clone(&server, &code("print(1)"));
-        eventually("the pool is full", || clones(&tare).len() == 2);
-        let template = templates(&tare).pop().expect("a template");
-        let result = std::thread::scope(|threads| {
-            let waiting = clones(&tare);
-            let answer = threads.spawn(|| server.post("/v1/run", &call).was(200).json());
-            eventually("a clone is claimed", || {
-                let left = clones(&tare);
-                waiting.iter().any(|id| !left.contains(id))
-            });
-            if removes {
-                tare.call(["rm", "-f", &template]).ok();
-            } else {
-                let mut keeper = processes_of(&template).into_iter();
-                let keeper = keeper.find(|it| it.name.starts_with("tare")).expect("a keeper");
-                keeper.signal(Signal::KILL);
-            }
-            answer.join().expect("an answer")
-        });
-        let cause = if removes { "killed" } else { "keeper_lost" };
-        assert_eq!(
-            (&result["cause"], &result["warm"]),
-            (&json!(cause), &json!("clone")),
-            "{result}"
-        );
-        let said = result["sentence"].as_str().expect("a sentence");
-        assert!(said.starts_with(sentence), "{said}");
-        let id = result["id"].as_str().expect("an id");
-        let explained = tare.json(["explain", "--json", id]);
-        assert_eq!((&explained["sentence"], &explained["cause"]), (&json!(said), &json!(cause)));
-    }
-    server.stop();
-}
-
-#[test]
-fn a_template_that_dies_is_replaced_and_its_clones_live_on() {
-    needs_clones!();
-    let tare = tare!();
-    let server = Server::start_configured(&tare, CLONES);
-    in_clone(&server, &code("print(1)"));
-    eventually("the pool is full", || clones(&tare).len() == 2);
-    let first = templates(&tare);
-    let members = clones(&tare);
-    interpreter(&first[0]).signal(Signal::KILL);
-    let result = server.post("/v1/run", &code("print(1)")).was(200).json();
-    assert_eq!((&result["warm"], &result["stdout"]), (&json!("clone"), &json!("1\n")));
-    assert!(members.contains(&result["id"].as_str().expect("an id").to_owned()));
-    eventually("there is another template", || {
-        in_clone(&server, &code("print(1)"));
-        let now = templates(&tare);
-        now.len() == 1 && now != first
-    });
-    let restarts = "tare_pool_template_restarts_total{pool=\"python\"} 1";
-    eventually("it is counted", || server.get("/metrics").was(200).text().contains(restarts));
-    server.stop();
-}
-
-#[test]
 fn calls_that_find_no_clone_get_one_from_the_template_and_their_own_box_if_it_does_not_answer() {
     needs_clones!();
     let tare = tare!();
@@ -586,125 +467,6 @@ fn calls_that_find_no_clone_get_one_from_the_template_and_their_own_box_if_it_do
     });
     server.stop().ok();
     assert!(tare.footprint().records.is_empty());
-}
-
-#[test]
-fn a_template_is_listed_takes_no_request_and_is_replaced_when_it_is_removed() {
-    needs_clones!();
-    let tare = tare!();
-    let server = Server::start_configured(&tare, CLONES);
-    in_clone(&server, &code("print(1)"));
-    let first = templates(&tare);
-    let id = first[0].as_str();
-    assert!(tare.call(["ls", "-a"]).ok().stdout_text().contains("warm(python-template)"));
-    for command in [&["exec", id, "true"][..], &["attach", id], &["pause", id]] {
-        let refused = tare.call(command);
-        assert!(refused.code != 0, "{refused:?}");
-        assert!(refused.stderr_text().contains("waits in a pool"), "{refused:?}");
-    }
-    let exec = server.post(&format!("/v1/boxes/{id}/exec"), &json!({ "command": ["true"] }));
-    exec.refused(409, "warm");
-    tare.call(["rm", "-f", id]).ok();
-    eventually("there is another template", || {
-        in_clone(&server, &code("print(1)"));
-        let now = templates(&tare);
-        now.len() == 1 && now != first
-    });
-    tare.call(["audit"]).ok();
-    server.stop();
-    tare.call(["audit"]).ok();
-}
-
-#[test]
-fn a_template_is_renewed_after_a_number_of_clones_and_an_age() {
-    needs_clones!();
-    for limit in ["clones = 3", "age = '1s'"] {
-        let tare = tare!();
-        let server = Server::start_configured(&tare, &format!("{CLONES}{limit}\n"));
-        let mut seen = BTreeSet::new();
-        eventually_within(Duration::from_secs(60), "there were three templates", || {
-            in_clone(&server, &code("print(1)"));
-            seen.extend(templates(&tare));
-            seen.len() >= 3
-        });
-        eventually("old templates end", || templates(&tare).len() <= 2);
-        server.stop();
-        assert_eq!(waiting(&tare), []);
-    }
-}
-
-#[test]
-fn a_template_that_no_request_wants_ends_after_the_idle_time() {
-    needs_clones!();
-    let tare = tare!();
-    let server = Server::start_configured(&tare, &format!("{CLONES}idle = '2s'\n"));
-    in_clone(&server, &code("print(1)"));
-    eventually_within(Duration::from_secs(30), "none waits", || waiting(&tare).is_empty());
-    in_clone(&server, &code("print(1)"));
-    server.stop();
-}
-
-/// Each box is a process tree below the template's, and all of them below the server's.
-#[test]
-fn a_server_killed_with_a_full_pool_leaves_no_template_and_no_clone() {
-    needs_clones!();
-    let tare = tare!();
-    for _round in 0..5 {
-        let server = Server::start_configured(&tare, "[pool.python]\nwarm = 4\n");
-        in_clone(&server, &code("print(1)"));
-        let boxes: Vec<String> = waiting(&tare).into_iter().map(|(id, _)| id).collect();
-        let body = code("import time\nprint(1, flush=True)\ntime.sleep(1000)");
-        let mut client = server.connect();
-        let (head, text) = ("POST /v1/run HTTP/1.1\r\nHost: 127.0.0.1", body.to_string());
-        let fields = format!("Content-Type: application/json\r\nContent-Length: {}", text.len());
-        client
-            .write_all(format!("{head}\r\n{fields}\r\n\r\n{text}").as_bytes())
-            .expect("a request");
-        eventually("a clone runs", || {
-            let listed = parsed(&tare.call(["ls", "--json"]).ok());
-            listed.as_array().expect("a list").iter().any(|it| it["state"] == "running")
-        });
-        server.kill();
-        eventually("everything has ended", || boxes.iter().all(|id| processes_of(id).is_empty()));
-        let server = Server::start(&tare, &[]);
-        eventually("the next server has cleaned up", || {
-            let listed = parsed(&tare.call(["ls", "-a", "--json"]).ok());
-            listed.as_array().is_some_and(Vec::is_empty)
-        });
-        tare.call(["audit"]).ok();
-        server.stop();
-    }
-}
-
-#[test]
-fn a_template_removed_while_calls_run_leaves_nothing_and_every_call_is_answered() {
-    needs_clones!();
-    let tare = tare!();
-    let server = Server::start_configured(&tare, "[pool.python]\nwarm = 4\n");
-    in_clone(&server, &code("print(1)"));
-    for _round in 0..8 {
-        std::thread::scope(|threads| {
-            let call = || server.post("/v1/run", &code("print(6 * 7)"));
-            let calls: Vec<_> = (0..6).map(|_| threads.spawn(call)).collect();
-            for id in templates(&tare) {
-                tare.call(["rm", "-f", &id]);
-            }
-            for call in calls {
-                let answer = call.join().expect("it was answered");
-                let result = answer.json();
-                // A clone ends with its template. Then the answer says so.
-                let is_well = answer.status == 200 && result["stdout"] == "42\n";
-                let has_said = answer.status != 200 || result["cause"] != "exited";
-                assert!(is_well || has_said, "{result}");
-            }
-        });
-        eventually("a clone runs code again", || {
-            server.post("/v1/run", &code("print(1)")).was(200).json()["warm"] == "clone"
-        });
-    }
-    server.stop();
-    assert_eq!(waiting(&tare), []);
-    tare.call(["audit"]).ok();
 }
 
 #[test]
