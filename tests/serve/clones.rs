@@ -56,9 +56,9 @@ pub fn clones(tare: &Tare) -> Vec<String> {
     all.filter(|(_, pool)| pool == "python").map(|(id, _)| id).collect()
 }
 
-/// The processes of a box that are alive, by its cgroups.
+/// The processes of a box that are alive, by its cgroups. Those of a clone are below its template's.
 pub fn processes_of(id: &str) -> Vec<Process> {
-    let is_of_box = |it: &Process| it.cgroups.iter().any(|path| path.contains(id));
+    let is_of_box = |it: &Process| it.cgroups.iter().any(|path| path.ends_with(id));
     box_processes().into_iter().filter(|it| !it.is_zombie && is_of_box(it)).collect()
 }
 

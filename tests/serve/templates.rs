@@ -2,13 +2,15 @@
 //! them.
 
 use std::collections::BTreeSet;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::json;
 use tare_harness::skip::{has_program, is_root};
-use tare_harness::{Server, TemporaryDirectory, eventually, eventually_within, skip, tare};
+use tare_harness::{
+    Process, Server, TemporaryDirectory, box_processes, eventually, eventually_within, skip, tare,
+};
 
 use crate::serve::clones::{
     CLONES, clones, code, in_clone, interpreter, packages_with, processes_of, templates,
@@ -248,4 +250,79 @@ fn a_template_removed_while_calls_run_leaves_nothing_and_every_call_is_answered(
     server.stop();
     assert_eq!(waiting(&tare), []);
     tare.call(["audit"]).ok();
+}
+
+/// The directory of a pool belongs to its template, and contains the directories of its clones.
+#[test]
+fn the_cgroups_of_a_template_and_its_clones_end_with_the_template() {
+    needs_clones!();
+    let tare = tare!();
+    let server = Server::start_configured(&tare, CLONES);
+    in_clone(&server, &code("print(1)"));
+    eventually("the pool is full", || clones(&tare).len() == 2);
+    let template = templates(&tare).remove(0);
+    let unified = |id: &str| -> String {
+        let process = processes_of(id).into_iter().next().expect("a process");
+        process.cgroups.into_iter().find(|path| path.matches("tare-").count() == 2).expect("a pool")
+    };
+    let pool = unified(&template);
+    let pool = pool.rsplit_once('/').expect("a directory").0;
+    assert!(pool.ends_with(&template), "{pool}");
+    for clone in clones(&tare) {
+        assert_eq!(unified(&clone).rsplit_once('/').expect("a directory").0, pool);
+    }
+    tare.call(["audit"]).ok();
+    server.stop();
+    assert!(tare.footprint().records.is_empty());
+    tare.call(["audit"]).ok();
+}
+
+/// K shares the memory of the template until it executes. The kernel kills all processes that share
+/// memory, if it kills one of them for its memory limit.
+#[test]
+fn a_clone_with_little_memory_does_not_take_its_template_along() {
+    needs_clones!();
+    let tare = tare!();
+    let server = Server::start_configured(&tare, CLONES);
+    let small = json!({ "language": "python", "code": "print(1)",
+                        "limits": { "memory_bytes": 6 << 20, "scratch_bytes": 1 << 16 } });
+    in_clone(&server, &small);
+    let template = templates(&tare);
+    for _call in 0..4 {
+        let result = in_clone(&server, &small);
+        assert_eq!(result["stdout"], "1\n", "{result}");
+    }
+    assert_eq!(templates(&tare), template);
+    server.stop();
+}
+
+/// The worst moment: the processes of a pool are killed together, while the template makes boxes.
+#[test]
+fn a_template_and_a_server_that_are_killed_under_load_leave_no_process() {
+    needs_clones!();
+    let tare = tare!();
+    for round in 0..10 {
+        let server = Server::start_configured(&tare, "[pool.python]\nwarm = 4\n");
+        in_clone(&server, &code("print(1)"));
+        let template = templates(&tare).remove(0);
+        let processes = processes_of(&template);
+        let (headers, body) =
+            ([("Content-Type", "application/json")], code("print(1)").to_string());
+        let call = || server.send("POST", "/v1/run", &headers, body.as_bytes());
+        let mut calls: Vec<_> = (0..12).map(|_| call()).collect();
+        // Another number of calls is under way in each round.
+        for answered in &mut calls[..round] {
+            answered.read_to_end(&mut Vec::new()).expect("an answer");
+        }
+        let is_python = |it: &&Process| it.name.starts_with("python");
+        if round % 2 == 0 {
+            processes.iter().filter(is_python).for_each(|it| it.signal(Signal::KILL));
+        } else {
+            processes.iter().for_each(|it| it.signal(Signal::KILL));
+        }
+        server.kill();
+        eventually("everything has ended", || box_processes().iter().all(|it| it.is_zombie));
+        tare.call(["sweep"]);
+        tare.call(["audit"]).ok();
+    }
 }

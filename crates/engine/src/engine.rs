@@ -14,7 +14,7 @@ use crate::audit::{self, Audit, RemovedSince};
 use crate::care::sweep::{self, Swept};
 use crate::care::tend;
 use crate::create::detach::Started;
-use crate::create::{self, Mode, NewBox, Prepared, detach};
+use crate::create::{self, Mode, NewBox, Prepared, TemplateOf, detach};
 use crate::error::{Context, Error};
 use crate::gauge::{GaugeSettings, Gauges};
 use crate::history::{self, Explanation, RemovedBox};
@@ -191,11 +191,11 @@ impl Engine {
         self.wait_in_pool(spec, Mode::Template, pool)
     }
 
-    /// Has a template make a box that waits in a pool. `template` is the socket from which the
-    /// interpreter of the template reads orders: its standard input.
+    /// Has a template make a box that waits in a pool. Its socket is the standard input of the
+    /// template's interpreter.
     pub fn clone_of(
         &self,
-        template: BorrowedFd<'_>,
+        template: TemplateOf<'_>,
         spec: &Spec,
         pool: &str,
     ) -> Result<Prepared, Error> {

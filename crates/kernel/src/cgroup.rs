@@ -132,6 +132,19 @@ impl Cgroup {
         Ok(below)
     }
 
+    /// Lets `uid` put new processes into this v2 directory (`CLONE_INTO_CGROUP`). The kernel also
+    /// requires the right to do so in the closest directory above this one and the user's own.
+    pub fn let_enter(&self, uid: u32) -> io::Result<()> {
+        let uid = Some(rustix::fs::Uid::from_raw(uid));
+        let chown = || chownat(&self.directory, "cgroup.procs", uid, None, AtFlags::empty());
+        Ok(step("let a user enter a cgroup", chown)?)
+    }
+
+    /// Returns the user that may put processes into this directory.
+    pub fn may_enter(&self) -> io::Result<u32> {
+        Ok(statat(&self.directory, "cgroup.procs", AtFlags::empty())?.st_uid)
+    }
+
     /// Tells the kernel to freeze or continue every process here and below. Does not wait.
     pub fn freeze(&self, frozen: bool) -> io::Result<()> {
         self.write("cgroup.freeze", if frozen { "1" } else { "0" })

@@ -29,6 +29,7 @@ pub mod signals;
 pub mod sockets;
 pub mod spawn;
 pub mod step;
+pub mod template;
 pub mod tree;
 pub mod watch;
 

@@ -1,10 +1,10 @@
 //! A keeper made by a template: an interpreter that waits, and makes a copy of itself with each box.
 //!
 //! ```text
-//! server ── order, descriptors ──▶ template ── clone3 in new namespaces ──▶ K
-//!        ◀────── it is in its cgroups ──────────────────────────────────── K
+//! server ── order, descriptors ──▶ template ── clone3 in new namespaces and its cgroup ──▶ K
+//!        ◀────── it is in its cgroups ──────────────────────────────────────────────── K
 //!        ── id maps, go ──▶ K ── fork ──▶ W (the clone)
-//!                           K executes the keeper
+//!                           K executes the keeper, and the template continues
 //! ```
 //!
 //! The template is in a box without a user namespace, so that this process can map ids for K. K is a
@@ -18,13 +18,13 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{Mode, OFlags, openat};
 use tare_control::Channel;
 use tare_kernel::clock::timespec;
 use tare_kernel::fds::{open_file, read_list, send_order};
 use tare_kernel::process::Process;
 use tare_kernel::spawn::WaitingChild;
 use tare_kernel::step::{handed_down, step};
+use tare_kernel::template::{BirthAnswer, BirthHead, BirthStep};
 
 use crate::create::birth::{self, BirthOrder, CreateFailed, WaitingKeeper, write_id_maps};
 use crate::error::{Context, Error};
@@ -32,8 +32,6 @@ use crate::host::Host;
 
 /// How long a template may take to make a box. It makes one at a time.
 const MADE_WITHIN: Duration = Duration::from_secs(10);
-/// What K writes when it is in its cgroups. Anything else is the reason why it is not.
-const IN_ITS_CGROUPS: &[u8] = b"k";
 
 /// The two ends of a template that concern one box.
 #[derive(Debug, Clone, Copy)]
@@ -56,13 +54,10 @@ pub fn keeper(
         .context(|| "cannot make a socket for a clone".into())?;
     let program = birth::program(host).context(|| "cannot open the keeper's program".into())?;
     let cgroup = order.cgroup.ok_or_else(|| cannot("this host has no cgroup v2 for it"))?;
-    let procs = step("open cgroup.procs", || {
-        openat(cgroup, c"cgroup.procs", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
-    })
-    .context(|| "cannot open the box's cgroup".into())?;
-    let mut passed = vec![their_go.as_fd(), program.as_fd(), from.clone, procs.as_fd()];
+    let mut passed = vec![their_go.as_fd(), from.clone, cgroup];
     passed.extend(order.tasks.iter().map(AsFd::as_fd));
     passed.extend(order.descriptors(theirs.as_fd()));
+    passed.push(program.as_fd());
     send_order(from.template, &message(order), &passed)
         .map_err(|error| cannot("the template is gone").caused_by(error))?;
     // Now the end of the template is the end of the go.
@@ -78,11 +73,9 @@ pub fn keeper(
     Ok(WaitingKeeper { child, link: Channel::new(ours.into()) })
 }
 
-/// The namespaces and the number of `tasks` files on the first line, then the arguments and the
-/// environment of the keeper, each with a NUL behind it and the two with an empty one between them.
 fn message(order: &BirthOrder<'_>) -> Vec<u8> {
-    let joins = 1 + order.tasks.len();
-    let mut message = format!("{} {joins}\n", order.namespaces.flags()).into_bytes();
+    let (namespaces, joins) = (order.namespaces.flags(), order.tasks.len() as u64);
+    let mut message = BirthHead { namespaces, joins }.to_bytes().to_vec();
     let mut add = |words: &[CString]| {
         words.iter().for_each(|word| message.extend(word.as_bytes_with_nul()));
         message.push(0);
@@ -100,13 +93,18 @@ fn await_birth(go: &UnixStream, cgroup: BorrowedFd<'_>) -> Result<Process, Error
     if polled.context(|| "cannot wait for a template".into())? == 0 {
         return Err(cannot(format!("it took more than {} s", MADE_WITHIN.as_secs())));
     }
-    let mut answer = [0; 256];
+    let mut answer = [0; 16];
     let length = rustix::io::retry_on_intr(|| rustix::io::read(go, &mut answer));
-    match length.map(|length| &answer[..length]) {
-        Ok(IN_ITS_CGROUPS) => {}
-        Ok([]) => return Err(cannot("the template gave up")),
-        Ok(why) => return Err(cannot(String::from_utf8_lossy(why).into_owned())),
-        Err(errno) => return Err(cannot(errno.to_string())),
+    let length = length.map_err(|errno| cannot(errno.to_string()))?;
+    match BirthAnswer::from_bytes(&answer[..length]) {
+        Some(BirthAnswer { errno: 0, .. }) => {}
+        Some(BirthAnswer { step, errno }) => {
+            let why = io::Error::from_raw_os_error(errno);
+            let is_join = step == BirthStep::Join as u32;
+            let doing = if is_join { "it cannot join a cgroup" } else { "clone3 failed" };
+            return Err(cannot(format!("{doing}: {why}")));
+        }
+        None => return Err(cannot("the template gave up")),
     }
     only_member(cgroup).map_err(|error| cannot("its process cannot be seen").caused_by(error))
 }

@@ -45,7 +45,8 @@ pub fn start(
     let options = &with_log_in_memory(options, spec)?;
     let id = BoxId::random();
     let reserve = TeardownFds::take().context(|| "cannot reserve descriptors".into())?;
-    let record = create::record(root.at(&id), spec, Some(options), tend)?;
+    let record =
+        create::record(root.at(&id), NewBox { spec, mode: Mode::Detached(options) }, tend)?;
     start_recorded(root.at(&id), (record, reserve), (spec, options, given_up), tend)
 }
 
@@ -59,7 +60,7 @@ pub fn start_as(
 ) -> Result<Option<Started>, Error> {
     let options = &with_log_in_memory(options, spec)?;
     let reserve = TeardownFds::take().context(|| "cannot reserve descriptors".into())?;
-    let record = match create::record(at, spec, Some(options), tend) {
+    let record = match create::record(at, NewBox { spec, mode: Mode::Detached(options) }, tend) {
         Err(error) if is_taken(&error) => return Ok(None),
         record => record?,
     };

@@ -41,7 +41,7 @@ use crate::create::endow::Endowment;
 use crate::create::plan::{TreeSources, Trees};
 use crate::create::trees::Mapping;
 use crate::error::{Context, Error, Hint, LimitName};
-use crate::holdings::cgroup::{self, CgroupHolding, Controller, WorkloadCgroup};
+use crate::holdings::cgroup::{self, CgroupHolding, CgroupUser, Controller, WorkloadCgroup};
 use crate::holdings::uids::UidRange;
 use crate::holdings::{Tree, name, scratch, uids};
 use crate::host::layout::{BoxAt, StateRoot};
@@ -71,8 +71,17 @@ pub enum Mode<'a> {
     Detached(&'a DetachOptions),
     /// Attached, without a user namespace: an interpreter that makes boxes runs in it.
     Template,
-    /// Attached, made by the template with this socket.
-    Clone(BorrowedFd<'a>),
+    /// Attached, made by a template.
+    Clone(TemplateOf<'a>),
+}
+
+/// The template that makes a box.
+#[derive(Debug, Clone, Copy)]
+pub struct TemplateOf<'a> {
+    /// The box that the template is in.
+    pub id: &'a BoxId,
+    /// The socket that it takes orders from.
+    pub socket: BorrowedFd<'a>,
 }
 
 impl<'a> Mode<'a> {
@@ -130,8 +139,9 @@ impl Prepared {
 pub fn run(root: &StateRoot, spec: &Spec, stdin: Stdin, tend: &dyn Fn()) -> Result<Session, Error> {
     let id = BoxId::random();
     let reserve = TeardownFds::take().context(|| "cannot reserve descriptors".into())?;
-    let record = record(root.at(&id), spec, None, tend)?;
-    make(root.at(&id), record, reserve, NewBox { spec, mode: Mode::Attached(stdin) }, tend)
+    let new = NewBox { spec, mode: Mode::Attached(stdin) };
+    let record = record(root.at(&id), new, tend)?;
+    make(root.at(&id), record, reserve, new, tend)
 }
 
 /// Makes a box and starts its command. A failure leaves nothing.
@@ -150,18 +160,16 @@ fn make(
 
 /// Makes the record of a new box. If that fails, cleans up after other boxes, which may have used up
 /// space.
-fn record(
-    at: BoxAt<'_>,
-    spec: &Spec,
-    options: Option<&DetachOptions>,
-    tend: &dyn Fn(),
-) -> Result<LockedRecord, Error> {
-    let parents = match options {
-        None => at.root.parents_of_attached(),
-        Some(_) => at.root.parents_of_detached(),
+fn record(at: BoxAt<'_>, new: NewBox<'_>, tend: &dyn Fn()) -> Result<LockedRecord, Error> {
+    let parents = match new.mode {
+        Mode::Attached(_) => at.root.parents_of_attached(),
+        Mode::Detached(_) => at.root.parents_of_detached(),
+        Mode::Template => at.root.parents_in_pool(at.id),
+        Mode::Clone(template) => at.root.parents_in_pool(template.id),
     };
     let of_host = (&at.root.host, &parents, &at.root.creator);
-    let made = LockedRecord::create(&at.root.layout, at.id, of_host, spec, options);
+    let options = new.mode.options();
+    let made = LockedRecord::create(&at.root.layout, at.id, of_host, new.spec, options);
     made.map_err(|error| {
         tend();
         explained(error, FailedStep::StateRoot)
@@ -231,7 +239,12 @@ fn acquire(at: BoxAt<'_>, record: &LockedRecord, new: NewBox<'_>) -> Result<Acqu
     if is_new {
         forget_parents(at.root, Forget::Gone);
     }
-    let cgroups = cgroup::acquire(at, record, spec, workload, map.first_uid())?;
+    let user = match mode {
+        Mode::Attached(_) | Mode::Detached(_) => CgroupUser::Keeper(map.first_uid()),
+        Mode::Template => CgroupUser::Template(range.first),
+        Mode::Clone(_) => CgroupUser::Maker,
+    };
+    let cgroups = cgroup::acquire(at, record, spec, workload, user)?;
     check_pids(spec, map, &cgroups)?;
     check_scratch(spec, &cgroups)?;
     let scratch = kept_scratch(at, record, new, map)?;
@@ -302,6 +315,7 @@ fn start_keeper(
     };
     let keeper = match (new.mode, &acquired.clone) {
         (Mode::Clone(template), Some((_, clone))) => {
+            let template = template.socket;
             clone::keeper(host, &order, FromTemplate { template, clone: clone.as_fd() })
         }
         _ => birth::spawn_keeper(host, &order),

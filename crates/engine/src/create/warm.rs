@@ -27,7 +27,7 @@ pub fn make(
     let id = BoxId::random();
     let at = root.at(&id);
     let reserve = TeardownFds::take().context(|| "cannot reserve descriptors".into())?;
-    let mut record = create::record(at, new.spec, None, tend)?;
+    let mut record = create::record(at, new, tend)?;
     let line = Line::Warm { pool: pool.to_owned(), at_ns: boot_ns() };
     if let Err(error) = record.add(line).context(|| format!("cannot record the pool of box {id}")) {
         drop(reserve);

@@ -62,6 +62,16 @@ impl StateRoot {
     pub fn parents_of_attached(&self) -> CgroupRoots {
         self.host.cgroups.of_caller(&read("/proc/self/cgroup"), self.parents_of_detached())
     }
+
+    /// The directories in which the box of a template gets its cgroups, and the boxes that the template
+    /// makes get theirs. The kernel lets an ordinary user put a process only into a cgroup that has an
+    /// ancestor in common with the user's, and only if both belong to the user.
+    pub fn parents_in_pool(&self, template: &BoxId) -> CgroupRoots {
+        let mut parents = self.parents_of_attached();
+        let pool = |it: PathBuf| cgroup(&it, self.layout.tagged_id(template));
+        parents.unified = parents.unified.map(pool);
+        parents
+    }
 }
 
 /// One box of a state root, whether or not it exists.
@@ -159,7 +169,8 @@ impl Layout {
 }
 
 /// A box's directory in a cgroup hierarchy. It lies directly under a cgroup that exists already, so
-/// that no parent has to be made, shared and removed.
+/// that no parent has to be made, shared and removed. A template and the boxes that it makes are in one
+/// more directory of the unified hierarchy, which has the same name as the template's own in it.
 pub fn cgroup(root: &Path, of: TaggedId<'_>) -> PathBuf {
     root.join(format!("tare-{}-{}", of.tag, of.id))
 }

@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::process::umask;
-use tare_control::{Filesystem, Plan, Report, SetupStep};
+use tare_control::{Filesystem, Plan, ProcPlan, Report, SetupStep};
 use tare_kernel::landlock::{Ruleset, Scope};
 use tare_kernel::network::{self, NamespaceBuilder};
 use tare_kernel::step::{once, step};
@@ -149,7 +149,11 @@ fn isolate_files<'a>(
     filesystem: &'a Filesystem,
     inherited: &mut InheritedFds,
 ) -> Result<Built<'a>, Failure> {
-    launch::own_cgroup_namespace().failing(SetupStep::JoinCgroupNamespace, "")?;
+    // A template makes boxes in other cgroups. With the option `nsdelegate`, the kernel allows that only
+    // to a process whose cgroup namespace has them.
+    if filesystem.proc != ProcPlan::Whole {
+        launch::own_cgroup_namespace().failing(SetupStep::JoinCgroupNamespace, "")?;
+    }
     let mut trees = Trees::new(inherited);
     let owner = plan.profile.identity;
     let built = files::build(filesystem, &mut trees, owner)?;

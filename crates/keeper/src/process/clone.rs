@@ -1,7 +1,7 @@
 //! The clone of a template: the second process of its box, made with the keeper.
 //!
-//! It is a Python of tare's own program (`template.py` of the server) until it has confined itself, in
-//! the order of `launch::confine`. Everything that it needs for that is in one message of the keeper.
+//! It runs the native part of its template (`template/native.rs` of `kernel`) until it has confined itself,
+//! in the order of `launch::confine`. Everything that it needs for that is in one message of the keeper.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,6 +14,7 @@ use tare_control::{LaunchStep, Profile, Refusal, Report};
 use tare_kernel::clock::timespec;
 use tare_kernel::fds;
 use tare_kernel::landlock::Ruleset;
+use tare_kernel::template::{ConfineHead, ResourceLimit};
 
 use crate::output::Streams;
 use crate::process::launch::{Launch, LaunchFailure, identity, launch_failed, workdir};
@@ -59,33 +60,37 @@ impl WaitingClone {
         if poll(&mut ready, Some(&timespec(CONFINED_WITHIN)))? == 0 {
             return Err(Errno::TIMEDOUT.into());
         }
-        let mut answer = [0; 16];
-        let length = fds::receive(self.socket.as_fd(), &mut answer)?.bytes;
-        match str::from_utf8(&answer[..length]).ok().and_then(|text| text.parse().ok()) {
-            Some(0) => Ok(()),
-            Some(errno) => Err(io::Error::from_raw_os_error(errno)),
-            None => Err(Errno::PIPE.into()),
+        let mut answer = [0; 4];
+        match fds::receive(self.socket.as_fd(), &mut answer)?.bytes {
+            4 => match i32::from_ne_bytes(answer) {
+                0 => Ok(()),
+                errno => Err(io::Error::from_raw_os_error(errno)),
+            },
+            _ => Err(Errno::PIPE.into()),
         }
     }
 }
 
-/// One line of numbers, then the working directory, then the seccomp program. The numbers are the
-/// user, the group, the length of the working directory, and pairs of a resource and its limit.
 fn message(launch: &Launch<'_>) -> io::Result<Vec<u8>> {
     let Profile { limits, seccomp, .. } = launch.profile;
     let invalid = || io::Error::from(Errno::INVAL);
     let user = identity(launch.profile, launch.exec).ok_or_else(invalid)?;
-    let workdir = workdir(launch).ok_or_else(invalid)?.into_bytes();
-    let mut line = format!("{} {} {}", user.uid, user.gid, workdir.len());
+    let head = ConfineHead {
+        uid: user.uid,
+        gid: user.gid,
+        limits: limits.len() as u32,
+        filter: seccomp.len() as u32,
+    };
+    let mut message = head.to_bytes().to_vec();
     for limit in limits {
-        let resource = rustix::process::Resource::from(limit.resource) as u32;
-        line.push_str(&format!(" {resource} {}", limit.value));
+        let resource = rustix::process::Resource::from(limit.resource) as u64;
+        message.extend(ResourceLimit { resource, value: limit.value }.to_bytes());
     }
-    line.push('\n');
-    let filter = seccomp.iter().flat_map(|one| {
-        let [low, high] = one.code.to_ne_bytes();
-        let [a, b, c, d] = one.k.to_ne_bytes();
-        [low, high, one.jump_true, one.jump_false, a, b, c, d]
-    });
-    Ok(line.into_bytes().into_iter().chain(workdir).chain(filter).collect())
+    for one in seccomp {
+        message.extend(one.code.to_ne_bytes());
+        message.extend([one.jump_true, one.jump_false]);
+        message.extend(one.k.to_ne_bytes());
+    }
+    message.extend(workdir(launch).ok_or_else(invalid)?.as_bytes_with_nul());
+    Ok(message)
 }

@@ -69,18 +69,31 @@ impl CgroupHolding {
     }
 }
 
-/// Makes the directories and sets the limits. `keeper_uid` may move processes into the
-/// workload's own cgroup. After an error the caller tears the box down: the names of the
-/// directories are derived from its id.
+/// The user of the host that may put processes into a cgroup of the box.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CgroupUser {
+    /// The keeper, into the workload's own.
+    Keeper(Option<u32>),
+    /// The interpreter of a template, into the directory of its pool, which is made with the box.
+    Template(u32),
+    /// The template that makes the box, into the box's.
+    Maker,
+}
+
+/// Makes the directories and sets the limits. After an error the caller tears the box down: the names
+/// of the directories are derived from its id.
 pub fn acquire(
     at: BoxAt<'_>,
     record: &Record,
     spec: &Spec,
     workload: WorkloadCgroup,
-    keeper_uid: Option<u32>,
+    user: CgroupUser,
 ) -> Result<CgroupHolding, Error> {
     let limits = &spec.limits;
     let parents = parents_of(at, record);
+    if let CgroupUser::Template(uid) = user {
+        make_pool(at, &parents, uid)?;
+    }
     check_parent(at.root, &parents)?;
     let mut holding = CgroupHolding::default();
     let mut on_unified = Vec::new();
@@ -88,11 +101,21 @@ pub fn acquire(
         && let Some(unified) = make(at, root)?
     {
         bound_nesting(&unified);
+        if user == CgroupUser::Maker {
+            let maker = Cgroup::open(root).and_then(|pool| pool.may_enter());
+            maker
+                .and_then(|maker| unified.let_enter(maker))
+                .context(|| format!("cannot let a template enter the cgroup of box {}", at.id))?;
+        }
         on_unified = unified_controllers(root);
         let is_threaded =
             on_unified.contains(&Controller::Cpu) && spec.isolation == Isolation::Full;
         if workload == WorkloadCgroup::Own || (is_threaded && limits.cpus.is_some()) {
-            let own = unified.make_below(layout::WORKLOAD_CGROUP, keeper_uid);
+            let keeper = match user {
+                CgroupUser::Keeper(uid) => uid,
+                CgroupUser::Template(_) | CgroupUser::Maker => None,
+            };
+            let own = unified.make_below(layout::WORKLOAD_CGROUP, keeper);
             let own = own.context(|| format!("cannot make box {} a cgroup", at.id))?;
             if is_threaded {
                 make_threaded(&own);
@@ -196,6 +219,17 @@ fn bound_nesting(unified: &Cgroup) {
     for (file, most) in NESTING_MAX {
         unified.write(file, most).ok();
     }
+}
+
+/// Makes the directory of a template's pool, which the template may put processes into: the kernel
+/// requires that of the directory that the template's own and those of its boxes have in common.
+fn make_pool(at: BoxAt<'_>, parents: &CgroupRoots, uid: u32) -> Result<(), Error> {
+    let above = parents.unified.as_deref().and_then(Path::parent);
+    let above = above.ok_or_else(|| Error::failed("a template needs cgroup v2"))?;
+    check_parent(at.root, &CgroupRoots { unified: Some(above.to_owned()), ..parents.clone() })?;
+    unified_controllers(above);
+    let pool = make(at, above)?.ok_or_else(|| Error::failed("a template needs cgroup v2"))?;
+    pool.let_enter(uid).context(|| format!("cannot give box {} the cgroup of its pool", at.id))
 }
 
 /// Makes a directory. `None` if we may not write the hierarchy.
@@ -414,7 +448,15 @@ fn set_frozen(cgroups: &[PathBuf], frozen: bool) -> io::Result<bool> {
 /// The cgroup directories of a box.
 pub const HOLDING: Holding = Holding {
     kind: "cgroup",
-    ends: Ends::AtEnd(|at, record, within| release(&roots_of(at, record), at.tagged_id(), within)),
+    ends: Ends::AtEnd(|at, record, within| {
+        let roots = roots_of(at, record);
+        release(&roots, at.tagged_id(), within)?;
+        // Nothing can be below the directory of a pool any more.
+        for pool in roots.iter().filter(|root| is_of(root, at.tagged_id())) {
+            parents::remove(&at.root.layout, pool).ok();
+        }
+        Ok(())
+    }),
     probe: |look| Found::paths(directories(look.at, look.record)),
     sight: Sight::Check {
         word: "cgroup_path",
@@ -422,15 +464,21 @@ pub const HOLDING: Holding = Holding {
     },
 };
 
-/// The directories of the box that exist, one in each hierarchy. The kernel removes none that has
-/// others below it.
+/// The directories of the box that exist. The kernel removes none that has others below it.
 fn directories(at: BoxAt<'_>, record: &Record) -> Vec<PathBuf> {
     own_paths(at, record).into_iter().filter(|path| path.exists()).collect()
 }
 
 fn own_paths(at: BoxAt<'_>, record: &Record) -> Vec<PathBuf> {
-    let roots = roots_of(at, record).into_iter();
-    roots.map(|root| layout::cgroup(&root, at.tagged_id())).collect()
+    paths(&roots_of(at, record), at.tagged_id())
+}
+
+/// The directories of a box: one in each hierarchy, and behind that of a template the one of its pool,
+/// which contains it.
+fn paths(roots: &[PathBuf], of: TaggedId<'_>) -> Vec<PathBuf> {
+    let own =
+        |root: &PathBuf| [Some(layout::cgroup(root, of)), is_of(root, of).then(|| root.clone())];
+    roots.iter().flat_map(own).flatten().collect()
 }
 
 /// The directories in which the box may have a cgroup: as its record says, or all.
@@ -478,7 +526,7 @@ const REMOVE_WITHIN: Duration = Duration::from_secs(2);
 /// Kills the remaining processes and removes the directories. Returns after all are gone, or
 /// an error if that takes too long. Accepts directories that are absent or half made.
 pub fn release(roots: &[PathBuf], of: TaggedId<'_>, within: Duration) -> Result<(), Error> {
-    let mut left: Vec<PathBuf> = roots.iter().map(|root| layout::cgroup(root, of)).collect();
+    let mut left = paths(roots, of);
     // Most are empty by now. The kernel does not remove one that is not.
     left.retain(|path| cgroup::remove(path).is_err());
     for path in &left {

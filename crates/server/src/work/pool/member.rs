@@ -11,6 +11,8 @@ use tare_engine::{
     BoxId, Cause, Circumstances, Context as _, End, Engine, Error, ExecSpec, Keeper, Prepared,
     Session, Stdin, Subject,
 };
+use tare_kernel::fds::send_with;
+use tare_kernel::template::native;
 use tokio::task::AbortHandle;
 
 use crate::admission::Admitted;
@@ -63,7 +65,9 @@ pub struct Interpreting {
 /// How an interpreter begins to wait in its box.
 #[derive(Debug)]
 pub enum StartAs<'a> {
-    Exec(&'a ExecSpec, Stdin),
+    Exec(&'a ExecSpec),
+    /// As a template, which loads its native part.
+    Template(&'a ExecSpec),
     /// As the clone that was made with its box.
     Clone,
 }
@@ -101,7 +105,7 @@ impl Waiting {
         let spec = ExecSpec { env: env.clone(), ..ExecSpec::of(command) };
         let how = match &template {
             Some(_) => StartAs::Clone,
-            None => StartAs::Exec(&spec, Stdin::Pipe),
+            None => StartAs::Exec(&spec),
         };
         match start(maker, &mut session, how) {
             Ok(process) => {
@@ -172,11 +176,16 @@ impl Waiting {
 /// Starts an interpreter in a box without a command, and waits until it is ready.
 pub fn start(maker: &Maker, session: &mut Session, how: StartAs<'_>) -> Result<Session, Error> {
     session.wait_started()?;
-    let mut process = match how {
-        StartAs::Exec(spec, stdin) => maker.engine.exec_in(session, spec, stdin)?,
+    let mut process = match &how {
+        StartAs::Exec(spec) => maker.engine.exec_in(session, spec, Stdin::Pipe)?,
+        StartAs::Template(spec) => maker.engine.exec_in(session, spec, Stdin::Socket)?,
         StartAs::Clone => maker.engine.exec_clone(session, Stdin::Pipe)?,
     };
     process.wait_started()?;
+    if let (StartAs::Template(_), Some(socket)) = (how, &process.its_streams().stdin) {
+        let sent = native().and_then(|it| send_with(socket.as_fd(), b"native", &[it.as_fd()]));
+        sent.context(|| "cannot pass a template its native part".into())?;
+    }
     await_ready(&process, &maker.closing)?;
     Ok(process)
 }

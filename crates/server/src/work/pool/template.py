@@ -1,7 +1,7 @@
 # Follows `python.py` in a template: an interpreter that has imported its modules and makes boxes, each
-# with a copy of itself. It reads orders from its standard input, a socket. With each order it makes K, the
-# first process of a box, in new namespaces. K makes W, the copy, and executes the keeper. W waits for its
-# keeper, confines itself in the order of `confine` in the keeper, and returns from `template`.
+# with a copy of itself. Its native part (`native.rs` of the kernel crate) reads orders from the standard
+# input, a socket. It makes K, the first process of a box, in new namespaces, and W, the copy. K executes
+# the keeper. W confines itself and returns from `template`.
 def template(modules):
     import os
     import sys
@@ -13,69 +13,46 @@ def template(modules):
     import ctypes
     import gc
 
-    libc = ctypes.PyDLL(None, use_errno=True)
+    python = ctypes.PyDLL(None)
+    native = load(os, sys, _socket, ctypes)
     for name in set(sys.modules) - before:
         del sys.modules[name]
 
-    def call(number, *arguments):
-        words = [ctypes.c_long(one) if isinstance(one, int) else one for one in arguments]
-        result = libc.syscall(ctypes.c_long(number), *words)
-        if result < 0:
-            errno = ctypes.get_errno()
-            raise OSError(errno, os.strerror(errno))
-        return result
+    def address(name):
+        return ctypes.cast(getattr(python, name), ctypes.c_void_p).value
 
-    def receive(number):
-        kind = _socket.SOCK_SEQPACKET
-        socket = _socket.socket(_socket.AF_UNIX, kind, 0, number)
-        data, ancillary, _, _ = socket.recvmsg(1 << 18, 4096, 0x40000000)
-        socket.detach()
-        passed = b"".join(part for _, _, part in ancillary)
-        return data, [int.from_bytes(passed[at : at + 4], sys.byteorder) for at in range(0, len(passed), 4)]
-
+    try:
+        # The C library's area for restartable sequences, from glibc 2.35 on.
+        offset = ctypes.c_ssize_t.in_dll(python, "__rseq_offset").value
+        size = ctypes.c_uint.in_dll(python, "__rseq_size").value
+    except ValueError:
+        offset = size = 0
+    functions = [address(name) for name in ("PyOS_BeforeFork", "PyOS_AfterFork_Child", "fork")]
+    interpreter = (ctypes.c_int64 * 5)(*functions, offset, size)
+    native.serve.restype = None
     restore(os, _signal)
-    gc.collect()
-    gc.freeze()
     sys.stdout.flush()
     sys.stderr.flush()
+    gc.collect()
+    gc.freeze()
     os.write(1, b"\0")
-    while True:
-        order, passed = receive(0)
-        if not order:
-            os._exit(0)
-        line, _, words = order.partition(b"\n")
-        namespaces, joins = map(int, line.split())
-        go = passed[0]
-        try:
-            # 0x8000: K is a child of this process's parent.
-            flags = (ctypes.c_uint64 * 11)(namespaces | 0x8000)
-            is_first = call(435, flags, ctypes.sizeof(flags)) == 0
-        except OSError as error:
-            is_first = False
-            os.write(go, b"clone3: " + str(error).encode())
-        if is_first:
-            break
-        for number in passed:
-            os.close(number)
-
-    try:
-        clone, keeper = first_process(os, call, passed, joins)
-    except BaseException as error:
-        os.write(go, str(error).encode()[:200])
-        os._exit(1)
-    if clone is None:
-        become_keeper(os, keeper, words)
-    try:
-        message, passed = receive(clone)
-        confine(os, ctypes, call, clone, message, passed)
-    except OSError as error:
-        os.write(clone, str(error.errno).encode())
-        os._exit(1)
-    os.write(clone, b"0")
-    os.close(clone)
+    native.serve(interpreter)
     for name in THREADS:
         os.environ.pop(name, None)
     reseed(os, sys)
+
+
+# Loads the native part from the descriptor that comes first on the standard input.
+def load(os, sys, _socket, ctypes):
+    socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, 0)
+    _, ancillary, _, _ = socket.recvmsg(64, 64, 0x40000000)
+    socket.detach()
+    if not ancillary:
+        os._exit(0)
+    number = int.from_bytes(ancillary[0][2][:4], sys.byteorder)
+    native = ctypes.PyDLL("/proc/self/fd/" + str(number))
+    os.close(number)
+    return native
 
 
 # Set in a template only: with more than one thread it could not be copied.
@@ -114,85 +91,7 @@ def restore(os, signal):
     os.umask(0o022)
 
 
-# In K. Returns the socket of W to its keeper in W, and the descriptors of the keeper in K.
-def first_process(os, call, passed, joins):
-    go, program, clone = passed[:3]
-    # A change of the user clears the signal of the parent's death.
-    call(157, 1, 9)
-    for number in passed[3 : 3 + joins]:
-        os.write(number, b"0")
-    os.write(go, b"k")
-    if os.read(go, 1) != b"g":
-        os._exit(1)
-    os.setresgid(0, 0, 0)
-    os.setgroups([])
-    os.setresuid(0, 0, 0)
-    call(157, 1, 9)
-    # A cgroup namespace: its root is where K is now.
-    call(272, 0x2000000)
-    if os.fork() == 0:
-        for number in passed:
-            if number != clone:
-                os.close(number)
-        return clone, None
-    return None, [program] + passed[3 + joins :]
-
-
-def become_keeper(os, descriptors, words):
-    # First to numbers above all final ones, so that no move overwrites a source.
-    base = max(descriptors) + len(descriptors) + 1
-    for index, number in enumerate(descriptors):
-        os.dup2(number, base + index, inheritable=False)
-    for index in range(1, len(descriptors)):
-        os.dup2(base + index, index - 1)
-    arguments, _, env = words.partition(b"\0\0")
-    variables = [word.partition(b"=") for word in env.split(b"\0") if word]
-    try:
-        os.execve(base, arguments.split(b"\0"), {key: value for key, _, value in variables})
-    finally:
-        os._exit(1)
-
-
-def confine(os, ctypes, call, clone, message, passed):
-    line, _, rest = message.partition(b"\n")
-    uid, gid, length, *limits = map(int, line.split())
-    workdir, program = rest[:length], rest[length:]
-    os.setsid()
-    for number in range(3):
-        os.dup2(passed[number], number)
-    pair = ctypes.c_uint64 * 2
-    for resource, value in zip(limits[::2], limits[1::2]):
-        present = pair()
-        call(302, 0, resource, 0, present)
-        value = min(value, present[1])
-        call(302, 0, resource, pair(value, value), 0)
-    # The bounding set, up to the last capability of this kernel.
-    for capability in range(64):
-        try:
-            call(157, 24, capability, 0, 0, 0)
-        except OSError:
-            break
-    # The ambient set, and the secure bits of `lock_out_root`.
-    call(157, 47, 4, 0, 0, 0)
-    call(157, 28, 0xEF, 0, 0, 0)
-    os.setgroups([])
-    os.setresgid(gid, gid, gid)
-    os.setresuid(uid, uid, uid)
-    call(126, (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())
-    # Dumpable, as after `execve`: it may open its own files in /proc. No new privileges.
-    call(157, 4, 1, 0, 0, 0)
-    call(157, 38, 1, 0, 0, 0)
-    if len(passed) > 3:
-        call(446, passed[3], 0)
-    os.chdir(workdir)
-    for number in passed:
-        os.close(number)
-    if program:
-        filter = ctypes.create_string_buffer(program, len(program))
-        call(317, 1, 0, pair(len(program) // 8, ctypes.addressof(filter)))
-
-
-# `os.fork` has reseeded what registers itself for it, such as `random`.
+# `PyOS_AfterFork_Child` has reseeded what registers itself for it, such as `random`.
 def reseed(os, sys):
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()

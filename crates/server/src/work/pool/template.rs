@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tare_engine::{BoxId, Context as _, Engine, Error, ExecSpec, Prepared, Session, Stdin};
+use tare_engine::{BoxId, Context as _, Engine, Error, ExecSpec, Prepared, Session, TemplateOf};
 
 use crate::admission::Admitted;
 use crate::config::pool::PythonConfig;
@@ -40,7 +40,8 @@ pub struct Template {
 impl Template {
     /// Makes a box with a copy of the template.
     pub fn make_box(&self, engine: &Engine, shape: &Shape) -> Result<Prepared, Error> {
-        let made = engine.clone_of(self.socket.as_fd(), &shape.spec, shape.pool.as_str());
+        let template = TemplateOf { id: &self.id, socket: self.socket.as_fd() };
+        let made = engine.clone_of(template, &shape.spec, shape.pool.as_str());
         if made.is_ok() {
             self.made.fetch_add(1, Ordering::Relaxed);
             self.failures.store(0, Ordering::Relaxed);
@@ -109,7 +110,7 @@ impl TemplateBox {
             env: interpreter.template_env(),
             ..ExecSpec::of(interpreter.template.iter().flatten())
         };
-        let started = start(maker, &mut session, StartAs::Exec(&spec, Stdin::Socket));
+        let started = start(maker, &mut session, StartAs::Template(&spec));
         let started = started.and_then(|process| {
             let socket = process.its_streams().stdin.as_ref().map(OwnedFd::try_clone);
             let socket = socket.ok_or_else(|| Error::failed("a template has no input"))?;

@@ -1,0 +1,65 @@
+//! What a template and its clones run before they are Python: the native part of a template, and the
+//! orders that it takes.
+
+mod orders;
+
+pub use orders::{BirthAnswer, BirthHead, BirthStep, ConfineHead, ResourceLimit};
+
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::{fs::File, io};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+
+use crate::step::step;
+
+/// The shared object of `native.rs`.
+const NATIVE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/template.so"));
+
+/// Returns a file with the native part, which no process can change.
+pub fn native() -> io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let mut file = File::from(step("make a file in memory", || memfd_create(c"template", flags))?);
+    file.write_all(NATIVE)?;
+    let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
+    fcntl_add_seals(&file, seals)?;
+    Ok(file.into())
+}
+
+impl BirthHead {
+    pub fn to_bytes(self) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&self.namespaces.to_ne_bytes());
+        bytes[8..].copy_from_slice(&self.joins.to_ne_bytes());
+        bytes
+    }
+}
+
+impl BirthAnswer {
+    /// Returns `None` for anything but a whole answer.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (step, errno) = bytes.split_first_chunk()?;
+        let (step, errno) = (u32::from_ne_bytes(*step), i32::from_ne_bytes(errno.try_into().ok()?));
+        Some(Self { step, errno })
+    }
+}
+
+impl ConfineHead {
+    pub fn to_bytes(self) -> [u8; 16] {
+        let Self { uid, gid, limits, filter } = self;
+        let mut bytes = [0; 16];
+        for (place, number) in bytes.chunks_exact_mut(4).zip([uid, gid, limits, filter]) {
+            place.copy_from_slice(&number.to_ne_bytes());
+        }
+        bytes
+    }
+}
+
+impl ResourceLimit {
+    pub fn to_bytes(self) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&self.resource.to_ne_bytes());
+        bytes[8..].copy_from_slice(&self.value.to_ne_bytes());
+        bytes
+    }
+}
