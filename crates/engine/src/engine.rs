@@ -20,7 +20,7 @@ use crate::gauge::{GaugeSettings, Gauges};
 use crate::history::{self, Explanation, RemovedBox};
 use crate::holdings::cgroup;
 use crate::host::cgroups::CgroupParent;
-use crate::host::layout::{BoxAt, Layout, OnReclaimed, RootAccess, StateRoot};
+use crate::host::layout::{BoxAt, Layout, OnReclaimed, OpenSegment, RootAccess, StateRoot};
 use crate::host::state_root;
 use crate::host::tag::Tag;
 use crate::host::{BOOT_ID, Host};
@@ -148,6 +148,7 @@ impl Engine {
                 cgroup_parent: None,
                 on_reclaimed: OnReclaimed::default(),
                 creator: Actor::creator(),
+                open_segment: OpenSegment::default(),
             },
             end_within: OWN_WITHIN,
             cleaned: OnceLock::new(),

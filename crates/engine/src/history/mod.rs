@@ -445,5 +445,5 @@ fn sources_of(
 }
 
 fn store<'a>(root: &'a StateRoot, path: &'a Path) -> HistoryStore<'a> {
-    HistoryStore { path, boot_id: &root.host.boot_id }
+    HistoryStore { path, boot_id: &root.host.boot_id, open: &root.open_segment }
 }

@@ -79,8 +79,8 @@ pub struct NewLine<'a> {
     pub bytes: &'a [u8],
 }
 
-/// Appends a line to the newest segment of its key that has room for it.
-pub fn append(directory: &OwnedFd, segment_bytes: u64, line: NewLine<'_>) -> io::Result<()> {
+/// Appends a line to the newest segment of its key that has room for it. Returns the segment.
+pub fn append(directory: &OwnedFd, segment_bytes: u64, line: NewLine<'_>) -> io::Result<File> {
     for _ in 0..ATTEMPTS_MAX {
         let segments = list(directory)?;
         let own = segments.iter().rfind(|segment| segment.tenant == *line.tenant);
@@ -102,7 +102,7 @@ pub fn append(directory: &OwnedFd, segment_bytes: u64, line: NewLine<'_>) -> io:
         // Between the two looks, other processes may have filled so many segments that this one was
         // dropped.
         if file.metadata()?.nlink() > 0 {
-            return Ok(());
+            return Ok(file);
         }
     }
     Err(io::ErrorKind::ResourceBusy.into())

@@ -11,6 +11,8 @@
 //! the newest segment of its key, which the kernel orders (O_APPEND, write(2)). A full segment is
 //! followed by a new one: one process makes it, the others use it. Then old segments go, until the
 //! rest and a full new one fit the size. So adding a line costs the same however much is kept.
+//! A process keeps the segment of its last line open: a server adds a line with each run, and finding
+//! the segment again would take longer than the line.
 //!
 //! A line begins with a newline. If a process is killed while it writes, or the disk is full, the
 //! half line that it leaves hides no other. Readers trust nothing here. They search the bytes of a
@@ -18,15 +20,20 @@
 //! line: what tare saw gone after the first.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
 use memchr::{memchr, memmem, memrchr};
-use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, fallocate, mkdirat, renameat};
+use rustix::fs::{
+    AtFlags, CWD, FallocateFlags, Mode, OFlags, fallocate, mkdirat, renameat, statat,
+};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use tare_kernel::clock::boot_ns;
@@ -39,6 +46,7 @@ use crate::history::segments::{
     self, FIRST, NewLine, PRIVATE, SEGMENT_BYTES_READ, SEGMENTS, Segment,
 };
 use crate::history::steps::Sources;
+use crate::host::layout::{HistorySegment, OpenSegment};
 use crate::spec::quantity::{self, show_bytes};
 use crate::spec::{BoxId, Tenant};
 use crate::time::{Timestamp, from_now};
@@ -126,6 +134,7 @@ pub enum Lookup {
 pub struct HistoryStore<'a> {
     pub path: &'a Path,
     pub boot_id: &'a str,
+    pub open: &'a OpenSegment,
 }
 
 impl HistoryStore<'_> {
@@ -140,7 +149,14 @@ impl HistoryStore<'_> {
             until: Some(Timestamp::now().after(retention)),
             sources,
         };
+        // The only line of its box. Of two lines, the second must be in the same segment or a later one.
+        let is_only = line.sources.run.is_some() && line.sources.receipt.is_none();
+        if is_only && self.append_to_open(tenant, &line.bytes(LINE_BYTES_MAX)?) {
+            return Ok(());
+        }
         let directory = self.make_directory()?;
+        // Before they are read: settings that change meanwhile are read again with the next line.
+        let inode = self.settings_inode();
         let settings = read_settings(&directory);
         let mut append = |segment_bytes: u64, most: usize| {
             let bytes = &*line.bytes(most)?;
@@ -148,10 +164,45 @@ impl HistoryStore<'_> {
             let line = NewLine { tenant, detached, bytes };
             segments::append(&directory, segment_bytes, line)
         };
-        match append(settings.segment_bytes(), LINE_BYTES_MAX) {
-            Err(error) if is_full(&error) => append(u64::MAX, RESERVED_BYTES),
-            appended => appended,
+        let file = match append(settings.segment_bytes(), LINE_BYTES_MAX) {
+            Err(error) if is_full(&error) => return append(u64::MAX, RESERVED_BYTES).map(drop),
+            appended => appended?,
+        };
+        let (tenant, bytes_max) = (tenant.clone(), settings.segment_bytes());
+        let opened = HistorySegment { file, tenant, bytes_max, settings: inode };
+        *self.opened() = Some(opened);
+        Ok(())
+    }
+
+    /// Appends a line to the segment that this process used last. Returns false if that is the segment
+    /// of another key, has no room, was dropped, or if the settings have changed since.
+    fn append_to_open(&self, tenant: &Tenant, bytes: &[u8]) -> bool {
+        let mut open = self.opened();
+        let Some(segment) = open.as_ref().filter(|it| it.tenant == *tenant) else { return false };
+        let append = || -> io::Result<bool> {
+            let length = segment.file.metadata()?.len();
+            let has_room = length.saturating_add(bytes.len() as u64) <= segment.bytes_max;
+            if !has_room || segment.settings != self.settings_inode() {
+                return Ok(false);
+            }
+            let written = step("append history", || rustix::io::write(&segment.file, bytes))?;
+            Ok(written == bytes.len() && segment.file.metadata()?.nlink() > 0)
+        };
+        let is_appended = append().unwrap_or(false);
+        if !is_appended {
+            *open = None;
         }
+        is_appended
+    }
+
+    fn opened(&self) -> MutexGuard<'_, Option<HistorySegment>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Identifies the settings: new ones are a new file.
+    fn settings_inode(&self) -> Option<u64> {
+        let path = self.path.join(OsStr::from_bytes(SETTINGS.to_bytes()));
+        statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW).ok().map(|stat| stat.st_ino)
     }
 
     /// Reserves the space for the lines of this many boxes of a key, so that no history is lost if the

@@ -36,8 +36,15 @@ impl Drop for Place {
     }
 }
 
+/// A store of a process of its own.
 fn store(path: &Path) -> HistoryStore<'_> {
-    HistoryStore { path, boot_id: BOOT }
+    HistoryStore { path, boot_id: BOOT, open: Box::leak(Box::default()) }
+}
+
+/// A successful run without a receipt: its line is the only one.
+fn run() -> Sources {
+    let run = serde_json::json!({"command": "true", "created_at": Timestamp::now(), "created_ns": 1, "ended_ns": 2});
+    serde_json::from_value(serde_json::json!({ "id": BoxId::random(), "run": run })).unwrap()
 }
 
 fn first(path: &Path) -> PathBuf {
@@ -134,7 +141,7 @@ fn a_history_is_kept_for_its_retention_also_past_a_boot() {
     let long = sources("long");
     add(&path, &long, HOUR);
     assert_eq!(read(&path), expected(&[&long]));
-    let later = HistoryStore { path: &path, boot_id: "another-boot" };
+    let later = HistoryStore { boot_id: "another-boot", ..store(&path) };
     let found = later.find(&[Wanted::Id(long.id.as_str())]).unwrap();
     assert!(matches!(found[..], [Lookup::Kept(_)]));
 }
@@ -437,4 +444,40 @@ fn concurrent_additions_lose_no_history() {
     });
     assert_eq!(read(&path).len(), 1200);
     assert!(fs::read_dir(&path).unwrap().count() > 4, "there were several segments");
+}
+
+/// A server keeps the segment open. It must notice what other processes do to it.
+#[test]
+fn lines_for_a_segment_that_is_kept_open_are_found_and_stay_within_the_size() {
+    let place = Place::new();
+    let path = place.histories();
+    let server = store(&path);
+    let add = |tenant: &Tenant| {
+        let one = run();
+        server.add(tenant, copy(&one), HOUR).unwrap();
+        let found = store(&path).find(&[Wanted::Id(one.id.as_str())]).unwrap();
+        assert!(matches!(&found[..], [Lookup::Kept(it)] if it.id == one.id), "{found:?}");
+    };
+    let own = Tenant::default();
+    add(&own);
+    add(&own);
+    let first = fs::read_to_string(first(&path)).unwrap();
+    assert_eq!(first.trim().lines().count(), 2);
+    add(&Tenant::parse("ci").unwrap());
+    add(&own);
+    // Another process drops the segment, and makes new ones.
+    for segment in segments::list(&open_directory(CWD, &*path).unwrap()).unwrap() {
+        fs::remove_file(path.join(segment.file())).unwrap();
+    }
+    add(&own);
+    store(&path).set(Some(BYTES_MIN), None).unwrap();
+    let line = fs::read_to_string(path.join("1")).unwrap().len() as u64;
+    for _ in 0..2 * BYTES_MIN / line {
+        server.add(&own, run(), HOUR).unwrap();
+    }
+    add(&own);
+    assert!(bytes_of(&path) <= BYTES_MIN + 4096, "{}", bytes_of(&path));
+    // The whole directory is removed.
+    fs::remove_dir_all(&path).unwrap();
+    add(&own);
 }

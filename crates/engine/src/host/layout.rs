@@ -4,14 +4,15 @@
 //! Functions of the engine take a [`StateRoot`], or a [`BoxAt`] if they are about one box.
 
 use std::fmt;
+use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use crate::actor::Actor;
 use crate::host::cgroups::{CgroupParent, CgroupRoots};
 use crate::host::tag::{Tag, TaggedId};
 use crate::host::{Host, read};
-use crate::spec::BoxId;
+use crate::spec::{BoxId, Tenant};
 
 /// One state root on this host, and what this process may do there.
 #[derive(Debug, Clone)]
@@ -24,6 +25,21 @@ pub struct StateRoot {
     pub on_reclaimed: OnReclaimed,
     /// This process, for the records of the boxes that it makes.
     pub creator: Actor,
+    pub open_segment: OpenSegment,
+}
+
+/// The file to which this process added a history last, kept open: a server adds one with each run.
+pub type OpenSegment = Arc<Mutex<Option<HistorySegment>>>;
+
+/// A segment of the stored histories.
+#[derive(Debug)]
+pub struct HistorySegment {
+    pub file: File,
+    pub tenant: Tenant,
+    /// How large it may become.
+    pub bytes_max: u64,
+    /// The inode of the settings that say so. `None`: there were none.
+    pub settings: Option<u64>,
 }
 
 /// Whether this process may change boxes.
