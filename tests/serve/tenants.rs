@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use serde_json::{Value, json};
-use tare_harness::{Answer, Server, Tare, TemporaryDirectory, eventually, tare};
+use tare_harness::{Answer, Server, Tare, TemporaryDirectory, box_processes, eventually, tare};
 
 use crate::serve::configured;
 use crate::serve::quotas::sha256;
@@ -445,15 +445,23 @@ fn only_an_admin_sees_pids_of_the_host_in_an_explanation() {
     tare.call(["rm", "-f", "ci:web"]).ok();
     let removed = check();
     assert!(removed.contains("Killed by 'tare rm -f' (user root)"), "{removed}");
-    let request = json!({ "command": ["sleep", "1000"] }).to_string();
-    let run = tenants.send(CI, "POST", "/v1/run", &request);
-    let of_run = || tenants.get(CI, "/v1/boxes").was(200).json()["boxes"][0].clone();
-    eventually("its command runs", || of_run()["pids"] == 1);
-    tare.call(["rm", "-f", of_run()["id"].as_str().expect("an id")]).ok();
-    let mut bytes = Vec::new();
-    (&run).read_to_end(&mut bytes).expect("an answer");
-    let sentence = Answer::parse(&bytes).was(200).json()["sentence"].clone();
-    assert_eq!(sentence, "Killed by 'tare rm -f' (user root).");
+    // With a file, the command is an exec in the box of the run.
+    for files in [json!([]), json!([{ "path": "a", "content_base64": "YQ==" }])] {
+        let request = json!({ "command": ["sleep", "1000"], "files": files }).to_string();
+        let mut run = tenants.send(CI, "POST", "/v1/run", &request);
+        let of_run = || tenants.get(CI, "/v1/boxes").was(200).json()["boxes"][0].clone();
+        eventually("its command runs", || {
+            let id = of_run()["id"].as_str().unwrap_or_default().to_owned();
+            box_processes()
+                .iter()
+                .any(|it| it.name == "sleep" && it.cgroups.iter().any(|path| path.contains(&id)))
+        });
+        tare.call(["rm", "-f", of_run()["id"].as_str().expect("an id")]).ok();
+        let mut bytes = Vec::new();
+        run.read_to_end(&mut bytes).expect("an answer");
+        let answer = Answer::parse(&bytes).was(200).json();
+        assert_eq!(answer["sentence"], "Killed by 'tare rm -f' (user root).", "{answer}");
+    }
     tenants.end();
 }
 

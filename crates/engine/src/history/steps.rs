@@ -352,10 +352,11 @@ impl Sources {
                 Line::Ending(it) => it.pid = HIDDEN_PID,
                 Line::Ended(it) => it.by.iter_mut().for_each(Actor::hide_pid),
                 Line::Requested(it) => it.by.hide_pid(),
+                // The reason may name a process.
+                Line::Stuck(it) => it.why.clear(),
                 Line::Renamed { .. }
                 | Line::Updated(_)
                 | Line::Removing { .. }
-                | Line::Stuck(_)
                 | Line::Warm { .. }
                 | Line::Claimed(_)
                 | Line::Held(_) => {}
