@@ -55,6 +55,32 @@ fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
     seen
 }
 
+/// In a box without a command, a signal and a stop go to all execs.
+#[test]
+fn an_exec_that_a_signal_or_stop_of_its_box_ended_names_the_sender() {
+    let tare = tare!();
+    let server = with_box(&tare);
+    for (path, body, sender) in [
+        (
+            "kill",
+            json!({ "signal": "USR1" }),
+            "signal 10 (SIGUSR1), sent by tare: POST /v1/boxes/web/kill",
+        ),
+        ("stop", json!({}), "signal 15 (SIGTERM), sent by tare: POST /v1/boxes/web/stop"),
+    ] {
+        let answer = std::thread::scope(|threads| {
+            let exec = || executed(&server, json!({ "command": ["sleep", "12345"] }));
+            let exec = threads.spawn(exec);
+            eventually("it runs", || lives(&tare, "sleep 12345"));
+            server.post(&format!("/v1/boxes/web/{path}"), &body).was(200);
+            exec.join().expect("an answer")
+        });
+        let sentence = answer["sentence"].as_str().expect("a sentence");
+        assert!(sentence.contains(sender), "{sentence}");
+    }
+    end(server);
+}
+
 #[test]
 fn an_exec_ends_and_its_box_continues() {
     let tare = tare!();

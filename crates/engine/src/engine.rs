@@ -530,6 +530,12 @@ impl Engine {
         self.explain_in(&Scope::All, reference)
     }
 
+    /// Returns the actor that sent this signal to the processes of a box through tare, and how long
+    /// ago, if one did.
+    pub fn sender_of(&self, id: &BoxId, end: End) -> Option<(Actor, Duration)> {
+        history::sender_of(self.at(id), end)
+    }
+
     /// Explains a box among those that a caller can see.
     pub fn explain_in(&self, scope: &Scope, reference: &str) -> Result<Explanation, Error> {
         let sees = |tenant: Option<&Tenant>| scope.sees(tenant);

@@ -365,7 +365,7 @@ impl Sources {
         self.removal.iter_mut().for_each(|removal| removal.pid = HIDDEN_PID);
     }
 
-    fn requests(&self) -> impl DoubleEndedIterator<Item = &RequestLine> {
+    pub fn requests(&self) -> impl DoubleEndedIterator<Item = &RequestLine> {
         self.lines.iter().filter_map(|line| {
             if let Line::Requested(request) = line { Some(request) } else { None }
         })

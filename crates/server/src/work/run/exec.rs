@@ -11,7 +11,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tare_engine::spec::Terminal;
-use tare_engine::{BoxId, Cause, Circumstances, End, Engine, ExecSpec, Session, Stdin, Subject};
+use tare_engine::{
+    BoxId, Cause, Circumstances, End, Engine, Error, ExecSpec, Session, Stdin, Subject,
+};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
@@ -42,6 +44,7 @@ pub enum ProcessInput {
 #[derive(Debug)]
 pub struct Process {
     service: Service,
+    caller: Caller,
     box_id: BoxId,
     session: Session,
     streams: Streams,
@@ -136,9 +139,10 @@ impl Service {
         let terminal = terminal.inspect_err(|_| counted.cause = Cause::StartFailed)?;
         let pipes = session.streams();
         let streams = Streams::new(pipes, terminal, bytes_max, || self.charge(caller))?;
-        let (service, box_id) = (self.clone(), box_id.clone());
+        let (service, caller, box_id) = (self.clone(), caller.clone(), box_id.clone());
         Ok(Process {
             service,
+            caller,
             box_id,
             session,
             streams,
@@ -201,12 +205,18 @@ impl Process {
                 session.kill(End::killed(Cause::ServerStopping));
             }
         }
-        let mut session = self.session;
-        let (end, ended) = self
-            .service
-            .workers
-            .call(move || session.end().map(|(end, _)| (end, session.ended().cloned())))
-            .await?;
+        let (mut session, id) = (self.session, self.box_id.clone());
+        let engine = Arc::clone(&self.service.engine);
+        let end = move || -> Result<_, Error> {
+            let (end, _) = session.end()?;
+            let mut ended = session.ended().cloned();
+            if let Some(ended) = ended.as_mut().filter(|_| end.cause == Cause::Signalled) {
+                (ended.by, ended.asked_before) = engine.sender_of(&id, end).unzip();
+            }
+            Ok((end, ended))
+        };
+        let (end, ended) = self.service.workers.call(end).await?;
+        let ended = ended.map(|ended| self.caller.shown_end(ended));
         self.counted.cause = end.cause;
         if end.cause == Cause::ServerStopping {
             return Err(ServiceError::stopping());
@@ -219,6 +229,8 @@ impl Process {
         let (id, duration) = (self.box_id, self.started.elapsed());
         let circumstances = Circumstances {
             evidence: ended.as_ref().map(|ended| &ended.evidence),
+            by: ended.as_ref().and_then(|ended| ended.by.as_ref()),
+            asked_before: ended.as_ref().and_then(|ended| ended.asked_before),
             timeout: self.timeout,
             ..Circumstances::of(end, Subject::Exec)
         };
