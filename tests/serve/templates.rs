@@ -161,6 +161,27 @@ fn a_template_is_listed_takes_no_request_and_is_replaced_when_it_is_removed() {
 }
 
 #[test]
+fn inspect_of_a_template_shows_what_it_imported_and_what_it_costs() {
+    needs_clones!();
+    let tare = tare!();
+    let server = Server::start_configured(&tare, &format!("{CLONES}preload = ['json', 'uuid']\n"));
+    in_clone(&server, &code("print(1)"));
+    eventually("the pool is full", || clones(&tare).len() == 2);
+    let id = templates(&tare).remove(0);
+    let inspected = tare.json(["inspect", &id])[0].clone();
+    let template = &inspected["template"];
+    assert_eq!(template["imported"], json!(["json", "uuid"]), "{inspected}");
+    assert!(template["clones"].as_u64() >= Some(3), "{inspected}");
+    assert!(template["age_ms"].as_u64() > Some(0), "{inspected}");
+    assert!(inspected["usage"]["memory_bytes"].as_u64() > Some(1 << 20), "{inspected}");
+    let over_http = server.get(&format!("/v1/boxes/{id}")).was(200).json();
+    assert_eq!(over_http["template"]["imported"], template["imported"]);
+    let clone = tare.json(["inspect", &clones(&tare)[0]])[0].clone();
+    assert_eq!(clone["template"], json!(null), "{clone}");
+    server.stop();
+}
+
+#[test]
 fn a_template_is_renewed_after_a_number_of_clones_and_an_age() {
     needs_clones!();
     for limit in ["clones = 3", "age = '1s'"] {
@@ -176,6 +197,52 @@ fn a_template_is_renewed_after_a_number_of_clones_and_an_age() {
         server.stop();
         assert_eq!(waiting(&tare), []);
     }
+}
+
+#[test]
+fn a_template_is_renewed_when_its_packages_change() {
+    needs_clones!();
+    let tare = tare!();
+    let packages = TemporaryDirectory::new();
+    packages_with(&packages, "VALUE = 41\n");
+    let config = format!("{CLONES}preload = ['mine']\n[boxes]\npackages = '{}'\n", packages.text());
+    let server = Server::start_configured(&tare, &config);
+    let value = || in_clone(&server, &code("import mine\nprint(mine.VALUE)"))["stdout"].clone();
+    assert_eq!(value(), "41\n");
+    let first = templates(&tare);
+    packages.write("python/mine.py", "VALUE = 42  # another size\n");
+    eventually("calls see the new module", || value() == "42\n");
+    eventually("the old template ends", || {
+        let now = templates(&tare);
+        now.len() == 1 && now != first
+    });
+    server.stop();
+}
+
+#[test]
+fn a_reload_renews_the_template_and_ends_what_no_request_can_want() {
+    needs_clones!();
+    let tare = tare!();
+    let directory = TemporaryDirectory::new();
+    let path = directory.write("tare.toml", CLONES);
+    let server = Server::start(&tare, &["--config", &path.display().to_string()]);
+    in_clone(&server, &code("print(1)"));
+    let first = templates(&tare);
+    server.ask("POST", "/v1/reload", &[], b"").was(204);
+    eventually("there is another template", || {
+        in_clone(&server, &code("print(1)"));
+        let now = templates(&tare);
+        now.len() == 1 && now != first
+    });
+    directory.write("tare.toml", &format!("{CLONES}preload = ['json']\n"));
+    server.ask("POST", "/v1/reload", &[], b"").was(204);
+    eventually("nothing waits", || waiting(&tare).is_empty());
+    in_clone(&server, &code("print(1)"));
+    directory.write("tare.toml", "[pool.python]\nwarm = 0\n");
+    server.ask("POST", "/v1/reload", &[], b"").was(204);
+    eventually("nothing waits", || waiting(&tare).is_empty());
+    assert_eq!(server.post("/v1/run", &code("print(1)")).was(200).json()["warm"], "off");
+    server.stop();
 }
 
 #[test]

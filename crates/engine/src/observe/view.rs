@@ -170,6 +170,17 @@ pub struct HeldObject {
     pub what: String,
 }
 
+/// An interpreter that makes boxes, each with a copy of itself.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TemplateDetails {
+    /// The modules that it imported before it made its first clone.
+    pub imported: Vec<String>,
+    /// The clones that it has made.
+    pub clones: u64,
+    pub age_ms: u64,
+}
+
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Debug, Clone, Serialize)]
 pub struct Details {
@@ -178,6 +189,9 @@ pub struct Details {
     #[cfg_attr(feature = "openapi", schema(value_type = Object))]
     pub spec: serde_json::Value,
     pub usage: Option<Usage>,
+    /// What a template has done. Other boxes do not have it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub template: Option<TemplateDetails>,
     /// The cgroups below which it was made, one in each hierarchy.
     pub cgroup_parents: Vec<String>,
     pub holdings: Vec<HeldObject>,

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tare_control::{Call, KeeperUsage, Report};
+use tare_kernel::clock::boot_ns;
 use tare_kernel::procfs::Procfs;
 
 use crate::care::tend::observe_tended;
@@ -14,9 +15,12 @@ use crate::holdings::cgroup::{CgroupReader, CgroupUsage};
 use crate::holdings::{HOLDINGS, Look, name};
 use crate::host::layout::BoxAt;
 use crate::host::state_root;
-use crate::observe::view::{Details, GaugedUse, HeldObject, State, Status, Usage, has_ended};
+use crate::observe::view::{
+    Details, GaugedUse, HeldObject, State, Status, TemplateDetails, Usage, has_ended,
+};
 use crate::observe::{Observation, Ownership};
 use crate::record::Record;
+use crate::record::files::TemplateFacts;
 use crate::record::lines::HeldItem;
 use crate::session::link;
 use crate::spec::{Isolation, Limits, Root, Spec, Tenant, Terminal, Volume};
@@ -96,10 +100,17 @@ pub fn details(at: BoxAt<'_>) -> Result<Details, Error> {
     Ok(Details {
         status: status(at, &observation),
         spec: spec.map_or(serde_json::Value::Null, |spec| shown_spec(spec, &observation)),
+        template: template(&observation.record),
         usage: observation.is_live().then(|| usage_of(at, &observation, until)),
         cgroup_parents: cgroup_parents(&observation.record),
         holdings: holdings(at, &observation),
     })
+}
+
+fn template(record: &Record) -> Option<TemplateDetails> {
+    let TemplateFacts { imported, clones } = record.template()?;
+    let age_ns = boot_ns().saturating_sub(record.lines.created.as_ref()?.created_ns);
+    Some(TemplateDetails { imported, clones, age_ms: age_ns / 1_000_000 })
 }
 
 /// Returns the cgroups below which the box has its own.

@@ -23,6 +23,17 @@ use crate::time::Timestamp;
 
 pub const CONTROL: &str = "control";
 pub const JOURNAL: &str = "journal";
+/// The names of modules on one line, and behind it one byte for each clone.
+pub const TEMPLATE: &str = "template";
+/// The bytes that are read of it. A template is replaced long before it has made so many clones.
+const TEMPLATE_BYTES_MAX: usize = 16 << 20;
+
+/// What the record of a template says about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TemplateFacts {
+    pub imported: Vec<String>,
+    pub clones: u64,
+}
 
 /// What a detached box writes into its record.
 #[derive(Debug)]
@@ -86,6 +97,17 @@ impl Record {
         Some(last)
     }
 
+    /// Returns what the record says about a template. `None` for any other box.
+    pub fn template(&self) -> Option<TemplateFacts> {
+        let file = open_file(self.directory.as_fd(), TEMPLATE).ok()??;
+        let mut text = String::new();
+        let mut reader = io::Read::take(std::fs::File::from(file), TEMPLATE_BYTES_MAX as u64);
+        io::Read::read_to_string(&mut reader, &mut text).ok()?;
+        let (imported, clones) = text.split_once('\n')?;
+        let imported = imported.split_whitespace().map(str::to_owned).collect();
+        Some(TemplateFacts { imported, clones: clones.len() as u64 })
+    }
+
     /// Opens the journal, to be read later; see [`read_journal`].
     pub fn open_journal(&self) -> Option<OwnedFd> {
         open_regular(self.directory.as_fd(), JOURNAL, OFlags::RDONLY, Mode::empty()).ok()
@@ -113,6 +135,15 @@ impl Record {
 }
 
 impl LockedRecord {
+    /// Makes the file of a template that has imported these modules. Each clone adds a byte to it.
+    pub fn make_template_file(&self, imported: &[String]) -> io::Result<OwnedFd> {
+        let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC;
+        let file =
+            step("make the file of a template", || openat(&**self, TEMPLATE, flags, PRIVATE))?;
+        rustix::io::write(&file, format!("{}\n", imported.join(" ")).as_bytes())?;
+        Ok(file)
+    }
+
     /// Binds the control socket. The keeper listens on it.
     pub fn bind_control(&self) -> io::Result<OwnedFd> {
         let socket = unix_socket()?;

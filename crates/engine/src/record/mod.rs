@@ -28,7 +28,7 @@ use tare_kernel::step::step;
 
 use crate::actor::Actor;
 use crate::record::damage::Damage;
-use crate::record::files::{CONTROL, JOURNAL};
+use crate::record::files::{CONTROL, JOURNAL, TEMPLATE};
 use crate::record::json::RECORD_FILE;
 use crate::record::lines::{Act, EndingLine, HeldLine, Line, Reason, RecordLines, RequestLine};
 use crate::spec::{BoxId, Isolation};
@@ -51,7 +51,7 @@ const REQUESTS_MAX: usize = 64;
 const PRIVATE: Mode = Mode::from_raw_mode(0o600);
 
 /// The files of a record.
-const FILES: [&str; 5] = [RECORD_FILE, CONTROL, JOURNAL, FILE_NAMES[0], FILE_NAMES[1]];
+const FILES: [&str; 6] = [RECORD_FILE, CONTROL, JOURNAL, FILE_NAMES[0], FILE_NAMES[1], TEMPLATE];
 
 #[cfg(test)]
 impl Record {

@@ -209,6 +209,16 @@ impl Session {
         claimed.context(|| format!("cannot record the request of box {}", self.id))
     }
 
+    /// Writes to the record what the template in this box has imported. One byte in the returned file
+    /// counts one clone.
+    pub fn record_template(&self, imported: &[String]) -> Result<OwnedFd, Error> {
+        let Some(owned) = &self.owned else {
+            return Err(Error::failed("a template in a box of another process"));
+        };
+        let made = owned.record.make_template_file(imported);
+        made.context(|| format!("cannot record the template in box {}", self.id))
+    }
+
     pub(crate) fn channel(&self) -> &Channel {
         &self.channel
     }

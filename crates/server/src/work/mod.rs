@@ -107,6 +107,7 @@ impl Service {
 
     pub fn configure(&self, config: Config) {
         self.config.set(config);
+        self.renew_pools();
     }
 
     /// Returns an empty charge for output that is kept for a response to this caller.

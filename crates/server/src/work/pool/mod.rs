@@ -14,6 +14,7 @@
 
 mod member;
 mod order;
+mod origins;
 mod shape;
 mod shelves;
 mod template;
@@ -47,6 +48,8 @@ use crate::workers::{Workers, locked};
 
 /// How often the server looks at boxes that wait.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How often the server looks whether packages have changed.
+const LOOK_AT_ORIGINS_EVERY: Duration = Duration::from_secs(2);
 /// How long a request waits for a clone before it makes its own box.
 const CLONED_WITHIN: Duration = Duration::from_secs(2);
 /// How long a server that stops waits for boxes that are being made ahead.
@@ -277,8 +280,34 @@ impl Service {
         }
     }
 
+    /// Lets other templates take the place of all, because the configuration was read again.
+    pub fn renew_pools(&self) {
+        let shelves = locked(&self.pools.shelves);
+        shelves.templates.iter().for_each(|it| it.template.renew());
+        self.pools.changed.notify_one();
+    }
+
+    /// Looks whether packages of templates have changed. On a thread of the pools: a file system may not
+    /// answer.
+    fn look_at_origins(&self) {
+        let templates = locked(&self.pools.shelves).to_look_at(LOOK_AT_ORIGINS_EVERY);
+        if templates.is_empty() {
+            return;
+        }
+        let service = self.clone();
+        tokio::spawn(async move {
+            if let Ok(makers) = service.makers() {
+                let look = move || templates.iter().for_each(|it| it.look_at_origins());
+                makers.threads.call(look).await;
+            }
+            let mut shelves = locked(&service.pools.shelves);
+            (shelves.looked_at, shelves.is_looking) = (Some(Instant::now()), false);
+        });
+    }
+
     async fn tend_pools(&self) {
         let config = self.config();
+        self.look_at_origins();
         let (dead, idle) = locked(&self.pools.shelves).take_useless(&config.pool);
         self.end_members(dead, Why::Died).await;
         self.end_members(idle, Why::Unwanted).await;

@@ -76,6 +76,8 @@ pub struct Shape {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interpreter {
     pub command: Vec<OsString>,
+    /// The modules that it imports.
+    pub preload: Vec<String>,
     pub env: Vec<Variable>,
     /// The command of the template that the interpreter is a copy of. `None` for one that is started
     /// in its box.
@@ -132,6 +134,18 @@ impl Shape {
         is_wanted.then_some(Self { pool: PoolName::Box, spec, stdin, interpreter: None })
     }
 
+    /// Returns whether requests can want this box with these pools.
+    pub fn is_of(&self, pools: &PoolsConfig) -> bool {
+        let Some(Interpreter { preload, template, .. }) = &self.interpreter else { return true };
+        match self.pool {
+            PoolName::Box => true,
+            PoolName::Python => {
+                *preload == pools.python.preload && !(template.is_some() && pools.python.fresh)
+            }
+            PoolName::Node => *preload == pools.node.preload,
+        }
+    }
+
     /// Returns the box of the template that makes boxes of this shape. Boxes with other limits have the
     /// same template: it has the default limits, whatever a client asks for.
     pub fn of_template(&self) -> Self {
@@ -163,7 +177,8 @@ impl Interpreter {
         let (command, env) = (with_modules(words), code.env.clone());
         let is_default = pool == PoolName::Python && !pools.python.is_asked;
         let is_wanted = pool.config(pools).warm > 0 && !(is_default && how == How::NotCloneable);
-        is_wanted.then_some((pool, Self { command, env, template }))
+        let preload = preload.clone();
+        is_wanted.then_some((pool, Self { command, preload, env, template }))
     }
 
     pub fn template_env(&self) -> Vec<Variable> {

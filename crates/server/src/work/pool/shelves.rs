@@ -34,6 +34,9 @@ pub struct Shelves {
     /// No box is made ahead before this time.
     pub relief_until: Option<Instant>,
     pub is_closed: bool,
+    /// When the packages of templates were looked at.
+    pub looked_at: Option<Instant>,
+    pub is_looking: bool,
     /// The log says that this server makes no clones.
     pub is_off_noted: bool,
 }
@@ -91,7 +94,7 @@ impl Shelf {
 
     pub fn is_idle(&self, pools: &PoolsConfig) -> bool {
         let config = self.shape.pool.config(pools);
-        config.warm == 0 || self.used.elapsed() >= config.idle.0
+        config.warm == 0 || self.used.elapsed() >= config.idle.0 || !self.shape.is_of(pools)
     }
 }
 
@@ -209,6 +212,17 @@ impl Shelves {
         }
         self.all.retain(|shelf| shelf.making > 0 || !shelf.is_idle(pools));
         (dead, idle)
+    }
+
+    /// Returns the templates whose packages were not looked at for this time, unless a thread looks at them
+    /// now.
+    pub fn to_look_at(&mut self, every: Duration) -> Vec<Arc<Template>> {
+        let is_due = self.looked_at.is_none_or(|at| at.elapsed() >= every);
+        if !is_due || self.is_looking || self.templates.is_empty() {
+            return Vec::new();
+        }
+        self.is_looking = true;
+        self.templates.iter().map(|it| Arc::clone(&it.template)).collect()
     }
 
     /// Lets shelves make another template in the place of one that is old or dead. Returns the boxes

@@ -5,7 +5,7 @@
 //! thread.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use tare_engine::{BoxId, Context as _, Engine, Error, ExecSpec, Prepared, Sessio
 use crate::admission::Admitted;
 use crate::config::pool::PythonConfig;
 use crate::work::pool::member::{Maker, StartAs, give_up, start};
+use crate::work::pool::origins::Origins;
 use crate::work::pool::shape::Shape;
 use crate::workers::locked;
 
@@ -29,9 +30,15 @@ pub struct Template {
     pub id: BoxId,
     /// Takes orders.
     socket: OwnedFd,
+    /// The file of its record that counts clones.
+    count: OwnedFd,
     made: AtomicU32,
     /// Boxes that it did not make, since the last that it made.
     failures: AtomicU32,
+    /// What it has imported from, as it was before the start.
+    origins: Origins,
+    /// Its packages have changed, or the configuration was read again.
+    is_stale: AtomicBool,
     since: Instant,
     /// Requests do not wait for its clones before this time.
     slow_until: Mutex<Option<Instant>>,
@@ -45,6 +52,8 @@ impl Template {
         if made.is_ok() {
             self.made.fetch_add(1, Ordering::Relaxed);
             self.failures.store(0, Ordering::Relaxed);
+            // A number that `inspect` shows is not worth a failed call.
+            rustix::io::write(&self.count, b".").ok();
         } else {
             self.failures.fetch_add(1, Ordering::Relaxed);
         }
@@ -72,9 +81,23 @@ impl Template {
         self.failures.load(Ordering::Relaxed) >= most
     }
 
+    /// Looks whether its programs and packages have changed. May block its thread.
+    pub fn look_at_origins(&self) {
+        if self.origins.have_changed() {
+            self.renew();
+        }
+    }
+
+    /// Lets another template take its place. Its waiting clones are used up.
+    pub fn renew(&self) {
+        self.is_stale.store(true, Ordering::Relaxed);
+    }
+
     /// All clones of one template have the same hash seed and address layout.
     fn is_old(&self, config: &PythonConfig) -> bool {
-        self.made.load(Ordering::Relaxed) >= config.clones || self.since.elapsed() >= config.age.0
+        self.is_stale.load(Ordering::Relaxed)
+            || self.made.load(Ordering::Relaxed) >= config.clones
+            || self.since.elapsed() >= config.age.0
     }
 
     pub fn age(&self) -> Duration {
@@ -103,6 +126,7 @@ impl TemplateBox {
         let Some(interpreter) = &of.interpreter else {
             return Err(Error::failed("a template without an interpreter"));
         };
+        let origins = Origins::look(&of.spec, &interpreter.preload);
         let pool = format!("{}-template", of.pool.as_str());
         let mut session = maker.engine.template(&of.spec, &pool)?.go_without_command()?;
         admitted.box_is_made(session.id());
@@ -114,15 +138,19 @@ impl TemplateBox {
         let started = started.and_then(|process| {
             let socket = process.its_streams().stdin.as_ref().map(OwnedFd::try_clone);
             let socket = socket.ok_or_else(|| Error::failed("a template has no input"))?;
-            Ok((process, socket.context(|| "cannot keep the socket of a template".into())?))
+            let socket = socket.context(|| "cannot keep the socket of a template".into())?;
+            Ok((process, socket, session.record_template(&interpreter.preload)?))
         });
         match started {
-            Ok((process, socket)) => {
+            Ok((process, socket, count)) => {
                 let template = Template {
                     id: session.id().clone(),
                     socket,
+                    count,
                     made: AtomicU32::default(),
                     failures: AtomicU32::default(),
+                    origins,
+                    is_stale: AtomicBool::default(),
                     since: Instant::now(),
                     slow_until: Mutex::default(),
                 };

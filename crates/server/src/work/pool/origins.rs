@@ -1,0 +1,110 @@
+//! What an interpreter was started from: the directories of programs and packages, by what the host says
+//! about them without reading a file. Every function here may block its thread.
+
+use std::fs::{self, Metadata};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use tare_engine::spec::{Root, Spec};
+
+/// Directories of a root in which package managers replace entries. `python3*` below the second have
+/// packages.
+const PROGRAMS: [&str; 2] = ["usr/bin", "usr/lib/python3/dist-packages"];
+const LIBRARIES: [&str; 2] = ["usr/lib", "usr/local/lib"];
+
+/// The directories, and how each looked when the interpreter was started.
+#[derive(Debug)]
+pub struct Origins(Vec<(PathBuf, Option<Seen>)>);
+
+/// Another file, or a file that was changed, differs in one of these.
+#[derive(Debug, PartialEq, Eq)]
+struct Seen {
+    file: (u64, u64),
+    changed: (i64, i64),
+}
+
+impl Origins {
+    /// Looks at the root and the packages of a box, and at these modules.
+    pub fn look(spec: &Spec, modules: &[String]) -> Self {
+        let root = match &spec.root {
+            Root::HostView => Path::new("/"),
+            Root::Directory(directory) => directory,
+        };
+        let mut paths = vec![root.to_owned()];
+        paths.extend(PROGRAMS.iter().map(|it| root.join(it)));
+        paths.extend(LIBRARIES.iter().flat_map(|it| package_directories(&root.join(it))));
+        for volume in &spec.volumes {
+            let packages = volume.host.join("python");
+            for module in modules.iter().filter_map(|name| name.split('.').next()) {
+                let directory = packages.join(module);
+                paths.extend([directory.join("__init__.py"), directory.with_extension("py")]);
+                paths.push(directory);
+            }
+            paths.extend([volume.host.clone(), packages]);
+        }
+        Self(paths.into_iter().map(|path| (path.clone(), seen(&path))).collect())
+    }
+
+    pub fn have_changed(&self) -> bool {
+        self.0.iter().any(|(path, before)| seen(path) != *before)
+    }
+}
+
+fn package_directories(libraries: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(libraries).into_iter().flatten().flatten();
+    let pythons = entries.filter(|it| it.file_name().to_string_lossy().starts_with("python3."));
+    let both =
+        |it: fs::DirEntry| ["site-packages", "dist-packages"].map(|name| it.path().join(name));
+    pythons.flat_map(both).collect()
+}
+
+/// `None` for a path that does not exist.
+fn seen(path: &Path) -> Option<Seen> {
+    let of =
+        |it: Metadata| Seen { file: (it.dev(), it.ino()), changed: (it.mtime(), it.mtime_nsec()) };
+    fs::metadata(path).ok().map(of)
+}
+
+#[cfg(test)]
+mod tests {
+    use tare_engine::spec::{Access, Volume};
+
+    use super::*;
+
+    #[test]
+    fn a_new_package_a_changed_module_and_another_root_are_noticed() {
+        let directory = std::env::temp_dir().join(format!("tare-origins-{}", std::process::id()));
+        let (packages, root) = (directory.join("packages"), directory.join("root"));
+        let site = root.join("usr/local/lib/python3.11/site-packages");
+        for made in [packages.join("python/kept"), site.clone()] {
+            fs::create_dir_all(made).expect("a directory");
+        }
+        let long_ago = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1);
+        let write = |path: &Path, text: &str| {
+            fs::write(path, text).expect("a file");
+            fs::File::open(path).and_then(|it| it.set_modified(long_ago)).expect("a time");
+        };
+        let module = packages.join("python/mine.py");
+        write(&module, "1");
+        let mut spec = Spec::of(Vec::new());
+        spec.root = Root::Directory(root.clone());
+        let target = "/opt/packages".into();
+        spec.volumes.push(Volume { host: packages.clone(), target, access: Access::ReadOnly });
+        let changes: [&dyn Fn(); 4] = [
+            &|| fs::create_dir(packages.join("python/new")).expect("a package"),
+            &|| fs::write(&module, "2").expect("a file"),
+            &|| fs::create_dir(site.join("new")).expect("a package"),
+            &|| {
+                fs::rename(&root, directory.join("old")).expect("another name");
+                fs::create_dir_all(&site).expect("another root");
+            },
+        ];
+        for change in changes {
+            let origins = Origins::look(&spec, &["mine".to_owned()]);
+            assert!(!origins.have_changed());
+            change();
+            assert!(origins.have_changed());
+        }
+        fs::remove_dir_all(directory).expect("it was made here");
+    }
+}
