@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -104,6 +105,43 @@ fn audit_and_sweep_find_what_no_record_explains_below_a_listed_parent() {
     tare.call(["sweep"]).ok();
     assert_eq!(scope.boxes(), Vec::<PathBuf>::new());
     assert_eq!(listed(&tare), 0);
+    tare.nothing_left();
+}
+
+/// Alone in a delegated v2 cgroup, tare moves itself one down. The virtual machine with v2 alone
+/// shows the move (`tests/vm/checks.sh`); this is what happens to the cgroup afterwards.
+#[test]
+fn an_empty_cgroup_that_tare_was_in_is_found_and_removed() {
+    let tare = tare!();
+    let Some(scope) = Scope::new("delegated") else {
+        skip!("only root can make cgroups here");
+    };
+    let id = tare.detached(["--cgroup-parent", &scope.name, "--", "sleep", "1000"]);
+    let events = scope.with("cgroup.events");
+    let caller = events.parent().expect("a cgroup").join("tare");
+    fs::create_dir(&caller).expect("it is ours");
+    tare.call(["audit"]).ok();
+    tare.call(["sweep"]).ok();
+    assert!(caller.exists(), "a box is next to it, so tare may be about to enter it");
+    let script = format!("echo 0 >{}/cgroup.procs; echo in; cat", caller.display());
+    let mut command = tare.shell_command(&script);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut inside = tare.start_command(command);
+    inside.see("in");
+    tare.call(["rm", "-f", &id]).ok();
+    tare.call(["audit"]).ok();
+    tare.call(["sweep"]).ok();
+    assert!(caller.exists() && listed(&tare) > 0, "a process is in it");
+    inside.close_stdin();
+    inside.wait();
+    let audit: Value =
+        serde_json::from_slice(&tare.call(["audit", "--json"]).exited(1).stdout).expect("an audit");
+    assert_eq!(audit["orphans"][0]["kind"], "caller", "{audit}");
+    assert_eq!(audit["orphans"][0]["path"], caller.to_str().expect("a text"), "{audit}");
+    tare.call(["sweep"]).ok();
+    assert!(!caller.exists());
+    assert_eq!(listed(&tare), 0);
+    tare.call(["audit"]).ok();
     tare.nothing_left();
 }
 

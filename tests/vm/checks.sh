@@ -265,8 +265,15 @@ a_delegated_cgroup_gives_limits_to_users() {
         eventually rmdir $scope/tare
         eventually rmdir $scope
     }
+    scope_is_swept() {
+        is_found() { su -s /bin/sh user -c 'tare audit' | grep "no process is left in $scope/tare"; }
+        eventually is_found
+        expect 0 "" su -s /bin/sh user -c 'tare sweep'
+        expect 0 "" su -s /bin/sh user -c 'tare audit'
+        eventually rmdir $scope
+    }
     in_scope 0 "hello" 'tare run --memory 64m --pids 20 --cpus 0.5 -- echo hello'
-    scope_is_removed
+    scope_is_swept
     in_scope 137 "memory limit of 32 MiB reached" \
         'tare run --memory 32m -- dd if=/dev/zero of=/dev/null bs=200M count=1'
     scope_is_removed
@@ -276,7 +283,7 @@ a_delegated_cgroup_gives_limits_to_users() {
     in_scope 0 "" 'tare run -d --memory 32m --name limited -- sleep 1000'
     expect 0 "33554432" sh -c "cat $scope/tare-*/memory.max"
     expect 0 "limited" su -s /bin/sh user -c 'tare rm -f limited'
-    scope_is_removed
+    scope_is_swept
 }
 
 # The same cgroup in each hierarchy in which boxes have one.

@@ -303,6 +303,8 @@ fn unrecorded(root: &StateRoot, objects: &HostObjects, boxes: &[ComparedBox]) ->
             found.push(Finding::unrecorded(Some(link.id), FindingKind::Name { name }));
         }
     }
+    let callers = objects.empty_callers.iter().filter(|path| path.is_dir()).cloned();
+    found.extend(callers.map(|path| Finding::unrecorded(None, FindingKind::Caller { path })));
     let foreign = names.foreign.into_iter().chain(uids::foreign(&root.layout));
     found.extend(foreign.map(|path| Finding::unrecorded(None, FindingKind::Foreign { path })));
     found

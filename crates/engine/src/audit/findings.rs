@@ -13,7 +13,7 @@ use crate::spec::shown::quoted;
 /// A difference between records and host, and what a sweep does about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// `None` for a file that belongs to no box.
+    /// `None` for an object that belongs to no box.
     pub id: Option<BoxId>,
     pub kind: FindingKind,
     pub duty: Duty,
@@ -32,6 +32,8 @@ pub enum FindingKind {
     Name { name: String },
     /// A file of the state root that tare did not make.
     Foreign { path: PathBuf },
+    /// An empty cgroup into which tare had moved itself.
+    Caller { path: PathBuf },
 
     /// The keeper is dead, and the end is not on record.
     LostKeeper,
@@ -62,7 +64,7 @@ enum List {
 impl Finding {
     /// An object on the host that is in no record.
     pub(crate) fn unrecorded(id: Option<BoxId>, kind: FindingKind) -> Self {
-        let duty = if let FindingKind::Name { .. } = kind {
+        let duty = if let FindingKind::Name { .. } | FindingKind::Caller { .. } = kind {
             Duty::Remove(Reason::Requested)
         } else if let FindingKind::Foreign { .. } = kind {
             Duty::Leave
@@ -103,6 +105,7 @@ impl FindingKind {
             Self::Remains { .. } => (List::Orphans, "remains"),
             Self::Name { .. } => (List::Orphans, "name"),
             Self::Foreign { .. } => (List::Orphans, "foreign"),
+            Self::Caller { .. } => (List::Orphans, "caller"),
             Self::LostKeeper => (List::Lost, "keeper"),
             Self::LostCreator => (List::Lost, "creator"),
             Self::PassedLease => (List::Lost, "lease"),
@@ -129,6 +132,9 @@ impl FindingKind {
                 format!("the name {name} leads to box {id}, which has no record")
             }
             Self::Foreign { path } => format!("{} was not made by tare", quoted(path)),
+            Self::Caller { path } => {
+                format!("no process is left in {}, where tare was", path.display())
+            }
             Self::LostKeeper => format!("box {id} has ended, and its end is not recorded"),
             Self::LostCreator => format!("the process that made attached box {id} is gone"),
             Self::PassedLease => format!("box {id} lives past its lease"),
@@ -167,7 +173,9 @@ impl Serialize for Finding {
             FindingKind::Name { name } | FindingKind::LostName { name } => {
                 map.serialize_entry("name", name)?;
             }
-            FindingKind::Foreign { path } => map.serialize_entry("path", path)?,
+            FindingKind::Foreign { path } | FindingKind::Caller { path } => {
+                map.serialize_entry("path", path)?
+            }
             FindingKind::Record { why, .. } => map.serialize_entry("why", why)?,
             FindingKind::LostKeeper
             | FindingKind::LostCreator

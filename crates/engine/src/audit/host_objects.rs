@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use tare_kernel::cgroup::Cgroup;
 
-use crate::host::layout::{self, BoxAt, StateRoot};
+use crate::host::layout::{self, BoxAt, CALLER_CGROUP, StateRoot};
 use crate::host::parents;
 use crate::host::processes::{all_pids, keeper_candidates};
 use crate::host::tag::{Tag, TaggedId};
@@ -19,6 +19,8 @@ use crate::spec::BoxId;
 #[derive(Debug)]
 pub struct HostObjects {
     pub cgroups: BTreeMap<BoxId, Vec<PathBuf>>,
+    /// Cgroups into which tare moved itself, and in which there is no process.
+    pub empty_callers: Vec<PathBuf>,
     /// All processes of the host.
     pub pids: Vec<i32>,
     /// Processes with the arguments of a keeper, read when they are needed.
@@ -29,7 +31,12 @@ type Candidates = BTreeMap<BoxId, Vec<i32>>;
 
 impl HostObjects {
     pub fn read(root: &StateRoot) -> Self {
-        Self { cgroups: cgroups(root), pids: all_pids(), candidates: OnceLock::new() }
+        Self {
+            cgroups: cgroups(root),
+            empty_callers: empty_callers(root),
+            pids: all_pids(),
+            candidates: OnceLock::new(),
+        }
     }
 
     /// Returns whether a process lives in a box, whatever its record says. A cgroup that cannot be
@@ -78,6 +85,15 @@ fn cgroups(root: &StateRoot) -> BTreeMap<BoxId, Vec<PathBuf>> {
         }
     }
     found
+}
+
+/// tare moves itself after it has made the first box in the same parent. So next to a box, an empty
+/// cgroup may be a new one.
+fn empty_callers(root: &StateRoot) -> Vec<PathBuf> {
+    let mut parents = parents::listed(&root.layout);
+    parents.retain(|parent| boxes_in(parent, root.layout.tag()).is_empty());
+    let callers = parents.into_iter().map(|parent| parent.join(CALLER_CGROUP));
+    callers.filter(|it| it.is_dir() && !may_be_populated(it)).collect()
 }
 
 /// Returns the boxes that have a directory in this cgroup.

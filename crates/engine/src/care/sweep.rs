@@ -55,7 +55,8 @@ pub fn plan(root: &StateRoot) -> Result<Vec<Swept>, Error> {
     let (unrecorded, missing): (Vec<_>, Vec<_>) =
         comparison.findings.iter().partition(|finding| finding.kind.is_unrecorded());
     for finding in unrecorded.into_iter().chain(missing) {
-        // A file that is not tare's belongs to no box, and only an audit reports it.
+        // A file that is not tare's belongs to no box, and only an audit reports it. An empty cgroup
+        // of tare itself goes with the list of parents.
         if let Some(id) = &finding.id {
             note(id, &finding.text, finding.duty, finding.remedy());
         }

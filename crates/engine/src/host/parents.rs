@@ -2,8 +2,8 @@
 //!
 //! A box may be made below any cgroup, and its record says where. For leftovers without a record,
 //! audit and sweep look in every listed directory. tare lists a directory before it makes the first
-//! box in it. The directories of [`CgroupRoots`] that every tare finds by itself are not listed.
-//! tare never makes a parent, and never removes one.
+//! box in it. The directories of [`CgroupRoots`] that every tare finds by itself are listed only if
+//! tare moves itself into a cgroup below. tare never makes a parent, and never removes one.
 
 use std::ffi::{CString, OsString};
 use std::io;
@@ -29,15 +29,14 @@ pub fn list(root: &StateRoot, parents: &CgroupRoots) -> Result<bool, Error> {
     let mut is_new = false;
     for parent in parents.all() {
         if !known.contains(&parent) {
-            is_new |= add(&root.layout, parent).context(|| {
-                format!("cannot list the cgroup {} in the state root", parent.display())
-            })?;
+            is_new |= add(&root.layout, parent)?;
         }
     }
     Ok(is_new)
 }
 
-fn add(layout: &Layout, parent: &Path) -> io::Result<bool> {
+/// Lists one parent. Returns whether it is new to the list.
+pub fn add(layout: &Layout, parent: &Path) -> Result<bool, Error> {
     let link = layout.parents().join(name_of(parent));
     let add = || step("list parent", || symlinkat(parent, CWD, &link));
     let added = add().or_else(|errno| match errno {
@@ -50,7 +49,8 @@ fn add(layout: &Layout, parent: &Path) -> io::Result<bool> {
     match added {
         Ok(()) => Ok(true),
         Err(Errno::EXIST) => Ok(false),
-        Err(errno) => Err(errno.into()),
+        Err(errno) => Err(errno)
+            .context(|| format!("cannot list the cgroup {} in the state root", parent.display())),
     }
 }
 

@@ -21,7 +21,7 @@ pub use usage::{CgroupReader, CgroupUsage, LimitWatch, evidence};
 
 use crate::error::{Context, Error, ErrorKind, Hint};
 use crate::holdings::{Ends, Found, Holding, Sight, is_missing};
-use crate::host::layout::{self, BoxAt, StateRoot};
+use crate::host::layout::{self, BoxAt, Layout, StateRoot};
 use crate::host::tag::TaggedId;
 use crate::host::{CgroupRoots, parents};
 use crate::record::Record;
@@ -107,7 +107,7 @@ pub fn acquire(
                 .and_then(|maker| unified.let_enter(maker))
                 .context(|| format!("cannot let a template enter the cgroup of box {}", at.id))?;
         }
-        on_unified = unified_controllers(root);
+        on_unified = unified_controllers(&at.root.layout, root)?;
         let is_threaded =
             on_unified.contains(&Controller::Cpu) && spec.isolation == Isolation::Full;
         if workload == WorkloadCgroup::Own || (is_threaded && limits.cpus.is_some()) {
@@ -227,7 +227,7 @@ fn make_pool(at: BoxAt<'_>, parents: &CgroupRoots, uid: u32) -> Result<(), Error
     let above = parents.unified.as_deref().and_then(Path::parent);
     let above = above.ok_or_else(|| Error::failed("a template needs cgroup v2"))?;
     check_parent(at.root, &CgroupRoots { unified: Some(above.to_owned()), ..parents.clone() })?;
-    unified_controllers(above);
+    unified_controllers(&at.root.layout, above)?;
     let pool = make(at, above)?.ok_or_else(|| Error::failed("a template needs cgroup v2"))?;
     pool.let_enter(uid).context(|| format!("cannot give box {} the cgroup of its pool", at.id))
 }
@@ -249,38 +249,40 @@ fn make(at: BoxAt<'_>, parent: &Path) -> Result<Option<Cgroup>, Error> {
 }
 
 /// Returns the controllers that directories below this root can use, and enables them.
-fn unified_controllers(root: &Path) -> Vec<Controller> {
+fn unified_controllers(layout: &Layout, root: &Path) -> Result<Vec<Controller>, Error> {
     let Ok(cgroup) = Cgroup::open(root) else {
-        return Vec::new();
+        return Ok(Vec::new());
     };
     let mut usable = listed(&cgroup, "cgroup.controllers");
-    if usable.is_empty() {
-        return usable;
-    }
     let enabled = listed(&cgroup, "cgroup.subtree_control");
-    if enabled != usable {
-        step_aside(root, &cgroup);
+    if enabled != usable && is_alone_in(&cgroup) {
+        step_aside(layout, root)?;
     }
     usable.retain(|one| {
         let enable = || cgroup.write("cgroup.subtree_control", &format!("+{}", one.name()));
         enabled.contains(one) || (may_enable(&cgroup) && enable().is_ok())
     });
-    usable
+    Ok(usable)
 }
 
-/// Moves this process one cgroup down if it is alone in a delegated one, such as a scope of
-/// `systemd-run -p Delegate=yes`: while it is in there, boxes below can have no limits (cgroup-v2.rst,
-/// "No Internal Process Constraint"). The new cgroup ends with the delegated one, when its manager
-/// finds that empty. If the kernel refuses, boxes have no limits, as before.
-fn step_aside(path: &Path, delegated: &Cgroup) {
-    let is_root = delegated.read("cgroup.type").is_err();
+/// Returns whether this process is the only one in a cgroup that is not the root.
+fn is_alone_in(cgroup: &Cgroup) -> bool {
     let own = std::process::id().to_string();
-    let is_alone = delegated.read("cgroup.procs").is_ok_and(|pids| pids.trim() == own);
-    if is_alone && !is_root {
-        let below = path.join(layout::CALLER_CGROUP);
-        let below = Cgroup::create(&below).or_else(|_| Cgroup::open(&below));
-        below.and_then(|it| it.write("cgroup.procs", &own)).ok();
-    }
+    let is_root = cgroup.read("cgroup.type").is_err();
+    !is_root && cgroup.read("cgroup.procs").is_ok_and(|pids| pids.trim() == own)
+}
+
+/// Moves this process one cgroup down. It is alone in a delegated one, such as a scope of
+/// `systemd-run -p Delegate=yes`: while it is in there, boxes below can have no limits (cgroup-v2.rst,
+/// "No Internal Process Constraint"). The list of parents explains the new cgroup. It ends with the
+/// delegated one, when a manager finds that empty, or with a sweep. If the kernel refuses the move,
+/// boxes have no limits.
+fn step_aside(layout: &Layout, delegated: &Path) -> Result<(), Error> {
+    parents::add(layout, delegated)?;
+    let below = delegated.join(layout::CALLER_CGROUP);
+    let below = Cgroup::create(&below).or_else(|_| Cgroup::open(&below));
+    below.and_then(|it| it.write("cgroup.procs", &std::process::id().to_string())).ok();
+    Ok(())
 }
 
 /// Returns the controllers that a file of a cgroup lists.
@@ -314,8 +316,11 @@ pub fn check_parent(root: &StateRoot, parents: &CgroupRoots) -> Result<(), Error
     let Some(unified) = chosen else {
         return Ok(());
     };
-    let offered = Cgroup::open(&unified).map(|it| listed(&it, "cgroup.controllers"));
-    if unified_controllers(&unified) == offered.unwrap_or_default() {
+    let can_limit = |it: Cgroup| {
+        let enabled = listed(&it, "cgroup.subtree_control");
+        enabled == listed(&it, "cgroup.controllers") || may_enable(&it) || is_alone_in(&it)
+    };
+    if Cgroup::open(&unified).is_ok_and(can_limit) {
         return Ok(());
     }
     Err(cannot_use_parent(&unified)
