@@ -102,7 +102,8 @@ pub fn settle_with_receipt(
     let decision = match effort.goal {
         Goal::End { leave, reason } => end_as_requested(at, &locked, leave, reason)?,
         Goal::Due | Goal::Clean { .. } => {
-            name::release_superseded(at, &locked.lines);
+            // The names may be in use now: a later command does it.
+            name::release_superseded(at, &locked.lines, Duration::ZERO).ok();
             let until = Instant::now() + GOES_WITHIN;
             let observed = observe_settled(at, boxes, until, observe_locked);
             let doing = || format!("cannot observe box {}", at.id);

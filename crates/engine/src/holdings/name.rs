@@ -16,7 +16,7 @@ use std::time::Duration;
 use rustix::fs::{AtFlags, CWD, Mode, mkdirat, readlinkat, symlinkat, unlinkat};
 use rustix::io::Errno;
 use tare_kernel::fds::open_directory;
-use tare_kernel::locks::{LOCK_WITHIN, Lock, lock_within};
+use tare_kernel::locks::{Lock, lock_within};
 use tare_kernel::step::step;
 use tare_kernel::tree;
 
@@ -113,20 +113,26 @@ pub fn superseded(at: BoxAt<'_>, lines: &RecordLines) -> Vec<Name> {
     lines.names.iter().filter(is_old).cloned().collect()
 }
 
-/// Releases the old names of a box whose rename was killed. The caller has locked the record, which
-/// keeps other renames away. If the names are in use now, another command does it later.
-pub fn release_superseded(at: BoxAt<'_>, lines: &RecordLines) {
+/// Releases the old names of a renamed box. The caller has locked the record, which keeps other
+/// renames away. If the names are in use for longer than this, a later command does it.
+pub fn release_superseded(
+    at: BoxAt<'_>,
+    lines: &RecordLines,
+    within: Duration,
+) -> Result<(), Error> {
     let (old, Some(tenant)) = (superseded(at, lines), lines.tenant()) else {
-        return;
+        return Ok(());
     };
     if old.is_empty() {
-        return;
+        return Ok(());
     }
-    if let Ok(Some(names)) = Names::lock(&at.root.layout, Duration::ZERO) {
+    let doing = || format!("cannot release the old name of box {}", at.id);
+    if let Some(names) = Names::lock(&at.root.layout, within).context(doing)? {
         for name in old {
-            names.release(tenant, name.as_str(), at.id).ok();
+            names.release(tenant, name.as_str(), at.id).context(doing)?;
         }
     }
+    Ok(())
 }
 
 /// Releases the names that lead to a box without a record. A removal deletes the record first, and
@@ -255,15 +261,6 @@ fn entries(directory: &OwnedFd) -> Vec<CString> {
 
 fn tenants(names: &OwnedFd) -> Vec<Tenant> {
     entries(names).iter().filter_map(|entry| Tenant::parse(entry.to_str().ok()?)).collect()
-}
-
-/// Releases the name if it leads to this box. A name that is absent is released already.
-pub fn release(layout: &Layout, tenant: &Tenant, name: &Name, id: &BoxId) -> Result<(), Error> {
-    let doing = || format!("cannot release the name {}", name.as_str());
-    match Names::lock(layout, LOCK_WITHIN).context(doing)? {
-        Some(names) => names.release(tenant, name.as_str(), id).context(doing).map(drop),
-        None => Ok(()),
-    }
 }
 
 /// All names, locked. Without the lock, two processes could see the same link, and the second

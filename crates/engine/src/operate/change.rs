@@ -107,8 +107,7 @@ pub fn rename(at: BoxAt<'_>, wanted: &Name) -> Result<(), Error> {
         old.map(|old| record.add(renamed(&old)));
         return Err(error);
     }
-    let mut others = record.lines.names.iter().filter(|name| *name != wanted);
-    others.try_for_each(|name| name::release(&at.root.layout, &tenant, name, at.id))
+    name::release_superseded(at, &record.lines, LOCK_WITHIN)
 }
 
 /// Gives a live box other limits, or another lease from now on.
