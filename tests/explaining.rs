@@ -8,7 +8,7 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::Value;
 use tare_harness::skip::is_root;
-use tare_harness::{Process, Tare, TemporaryDirectory, eventually, skip, tare};
+use tare_harness::{FileServer, Process, Tare, TemporaryDirectory, eventually, skip, tare};
 
 const STUBBORN: &str = "trap '' TERM; echo up; while :; do sleep 1000; done";
 
@@ -26,6 +26,34 @@ fn events(tare: &Tare, reference: &str) -> Vec<String> {
     assert!(times.is_sorted(), "{story}");
     let event = |step: &Value| step["event"].as_str().expect("a word").to_owned();
     steps.iter().map(event).collect()
+}
+
+/// A volume whose file server does not answer.
+#[test]
+fn a_creation_that_hangs_says_at_which_step_it_is() {
+    let tare = tare!();
+    let Some(files) = FileServer::new(&tare) else {
+        skip!("bindfs or /dev/fuse is not there, or we are not root");
+    };
+    files.stop();
+    let volume = format!("{}:/work/data:ro", files.path().display());
+    let creator = tare.spawn_call(["run", "-d", "--name", "slow", "-v", &volume, "--", "true"]);
+    eventually("the list says what it waits for", || {
+        tare.list().iter().any(|it| it["stuck_on"].is_string())
+    });
+    let listed = tare.list().remove(0);
+    let step = "its creator opens its root and volumes, or starts its keeper, in ";
+    assert_eq!(listed["state"], "starting", "{listed}");
+    assert!(listed["stuck_on"].as_str().expect("a text").starts_with(step), "{listed}");
+    let text = tare.call(["explain", "slow"]).ok().stdout_text();
+    assert!(text.contains(&format!("waits: {step}")), "{text}");
+    assert!(explained(&tare, "slow")["stuck_on"].is_string());
+    files.go_on();
+    creator.wait().ok();
+    assert!(explained(&tare, "slow")["stuck_on"].is_null());
+    tare.call(["rm", "-f", "slow"]).ok();
+    drop(files);
+    tare.nothing_left();
 }
 
 /// The only step with this event.

@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::Read;
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::{Value, json};
-use tare_harness::{Answer, Server, eventually, skip, tare};
+use tare_harness::{Answer, FileServer, Server, eventually, skip, tare};
 
 use crate::serve::configured;
 use crate::serve::quotas::sha256;
@@ -22,6 +23,35 @@ pub fn events(server: &Server, name: &str) -> Vec<Value> {
     let log = server.log();
     let lines = log.lines().filter_map(|line| serde_json::from_str(line).ok());
     lines.filter(|line: &Value| line["event"] == name).collect()
+}
+
+/// A volume whose file server does not answer.
+#[test]
+fn a_creation_that_hangs_is_an_event() {
+    let tare = tare!();
+    let Some(files) = FileServer::new(&tare) else {
+        skip!("bindfs or /dev/fuse is not there, or we are not root");
+    };
+    let path = files.path();
+    let volume = format!("[[volumes]]\nname = 'data'\npath = '{}'\n", path.display());
+    let server = Server::start_configured(&tare, &format!("log = 'json'\n{volume}"));
+    // The kernel remembers for a second what the server found at its start.
+    tare_harness::let_pass(Duration::from_secs(2));
+    files.stop();
+    let volumes = json!([{ "name": "data", "target": "/work/data" }]);
+    let body = json!({ "command": ["true"], "volumes": volumes });
+    std::thread::scope(|scope| {
+        let run = scope.spawn(|| server.post("/v1/run", &body));
+        eventually("the event is there", || !events(&server, "start_slow").is_empty());
+        files.go_on();
+        run.join().expect("an answer").was(200);
+    });
+    let slow = events(&server, "start_slow").remove(0);
+    let why = slow["why"].as_str().expect("a text");
+    assert!(why.contains("its creator opens its root and volumes"), "{slow}");
+    assert!(slow["box_id"].is_string(), "{slow}");
+    server.stop().ok();
+    drop(files);
 }
 
 /// The operator reads the log in a terminal.

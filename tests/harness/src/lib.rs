@@ -10,6 +10,7 @@
 mod boxes;
 mod capture;
 mod clock;
+mod file_server;
 pub mod fixture;
 mod footprint;
 mod freezer;
@@ -32,6 +33,7 @@ mod wait;
 pub mod witness;
 
 pub use clock::{unix_now, unix_seconds};
+pub use file_server::FileServer;
 pub use footprint::{Footprint, names_in};
 pub use freezer::Freezer;
 pub use keeper::private_bytes;

@@ -63,6 +63,9 @@ fn as_text(explanation: &Explanation) -> String {
         None => format!("{}, {state}", history.id),
     };
     text += &format!("; created at {}\n", history.created_at);
+    if let Some(stuck_on) = &explanation.stuck_on {
+        text += &format!("waits: {}\n", escaped(stuck_on));
+    }
     if history.forgotten > 0 {
         text += &format!("({} of its steps are not kept any more)\n", history.forgotten);
     }

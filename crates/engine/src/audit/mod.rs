@@ -192,7 +192,7 @@ fn audited(
         state: observation.state(),
         created_at: created.unwrap_or(Timestamp::from_ms(0)),
         kept_by: kept_by(at, observation, &held),
-        stuck_on: observation.stuck_on(),
+        stuck_on: observation.stuck_on(at),
         held,
     }
 }

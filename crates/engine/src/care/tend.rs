@@ -76,11 +76,11 @@ pub fn settle_name_owner(root: &StateRoot, tenant: &Tenant, wanted: &Name) -> Re
     let Some(owner) = name::holder(&root.layout, tenant, wanted) else {
         return Ok(());
     };
-    let boxes = state_root::boxes(root)?;
-    match tended(root.at(&owner), boxes.as_fd(), Instant::now() + GOES_WITHIN) {
-        Ok(None) => settle(root.at(&owner), Effort { within: LOCK_WITHIN, ..IN_PASSING }).map(drop),
+    let (boxes, at) = (state_root::boxes(root)?, root.at(&owner));
+    match tended(at, boxes.as_fd(), Instant::now() + GOES_WITHIN) {
+        Ok(None) => settle(at, Effort { within: LOCK_WITHIN, ..IN_PASSING }).map(drop),
         // The box may be one that should be gone.
-        Ok(Some(observation)) => match observation.stuck_on() {
+        Ok(Some(observation)) => match observation.stuck_on(at) {
             Some(why) => Err(name::is_taken(wanted).caused_by(why)),
             None => Ok(()),
         },

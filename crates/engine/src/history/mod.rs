@@ -52,6 +52,8 @@ const NO_RECEIPT: &str = "the receipt of a removed box is kept for its retention
 pub struct Explanation {
     /// `None`: the box is removed.
     pub state: Option<State>,
+    /// What the box is stuck on, or waits for while it starts slowly.
+    pub stuck_on: Option<String>,
     /// `None`: the box lives.
     pub sentence: Option<Sentence>,
     pub evidence: Option<Evidence>,
@@ -66,13 +68,13 @@ impl Explanation {
         let history = steps::history(&sources, Moment::now());
         let sentence = history.end.map(|end| circumstances(&sources, end).sentence());
         let (evidence, stderr) = (sources.evidence().cloned(), sources.stderr.clone());
-        Self { state, sentence, evidence, stderr, history, sources }
+        Self { state, stuck_on: None, sentence, evidence, stderr, history, sources }
     }
 
     /// Drops what describes the host: the pids of tare's processes and of the keeper.
     pub fn without_host(mut self) -> Self {
         self.sources.hide_pids();
-        Self::of(self.state, self.sources)
+        Self { stuck_on: self.stuck_on, ..Self::of(self.state, self.sources) }
     }
 
     /// Returns the explanation as `tare explain --json` prints it. `words` are those of the front
@@ -83,6 +85,7 @@ impl Explanation {
             "id": history.id,
             "name": history.name(),
             "state": self.state,
+            "stuck_on": self.stuck_on,
             "created_at": history.created_at,
             "cause": history.end.map(|end| end.cause),
             "exit_code": history.end.and_then(steps::exit_code),
@@ -159,7 +162,8 @@ pub fn explain_recorded(at: BoxAt<'_>) -> Result<Explanation, Error> {
     if sources.end().is_some_and(|end| !end.is_success()) {
         sources.stderr = stderr_of(at.root, record);
     }
-    Ok(Explanation::of(Some(observation.state()), sources))
+    let stuck_on = observation.stuck_on(at);
+    Ok(Explanation { stuck_on, ..Explanation::of(Some(observation.state()), sources) })
 }
 
 /// Returns the end of what the command wrote to stderr, unless the user wants none to be kept.

@@ -6,6 +6,7 @@
 //! again. This folder never changes a record and never signals a process.
 
 pub mod identity;
+mod slow_start;
 pub mod state;
 pub mod view;
 

@@ -14,6 +14,7 @@
 use std::time::Duration;
 
 use crate::error::{Error, Hint};
+use crate::host::layout::BoxAt;
 use crate::observe::identity::KeeperState;
 use crate::observe::view::{State, has_ended, is_waiting};
 use crate::observe::{Observation, Ownership};
@@ -277,16 +278,17 @@ impl Observation {
         }
     }
 
-    /// What the box is stuck on, if it is.
-    pub fn stuck_on(&self) -> Option<String> {
-        if self.state() != State::Stuck {
-            return None;
+    /// What the box is stuck on, if it is, and what a box that starts slowly waits for.
+    pub fn stuck_on(&self, at: BoxAt<'_>) -> Option<String> {
+        match self.state() {
+            State::Starting => self.slow_start(at),
+            State::Stuck => {
+                let stuck = || self.record.lines.stuck.as_ref().map(ToString::to_string);
+                let what = self.problem().map(|(what, _)| what).or_else(stuck);
+                Some(what.unwrap_or_else(|| Damage::incomplete().to_string()))
+            }
+            State::Warm | State::Running | State::Paused | State::Stopping | State::Exited => None,
         }
-        if let Some((what, _)) = self.problem() {
-            return Some(what);
-        }
-        let stuck = self.record.lines.stuck.as_ref().map(ToString::to_string);
-        Some(stuck.unwrap_or_else(|| Damage::incomplete().to_string()))
     }
 
     /// Why the record cannot be trusted, and what the user can do about it.

@@ -58,7 +58,7 @@ pub fn status(at: BoxAt<'_>, observation: &Observation) -> Status {
         ended_after: ended.and_then(|ended| ended.after),
         cause: ended.map(|ended| ended.end.cause),
         oom: ended.is_some_and(|ended| ended.end.oom),
-        stuck_on: observation.stuck_on(),
+        stuck_on: observation.stuck_on(at),
     }
 }
 

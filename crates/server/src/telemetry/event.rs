@@ -105,6 +105,12 @@ pub enum LogEvent<'a> {
         of_box: OfBox<'a>,
         why: &'a str,
     },
+    /// A box is still being made. `why` says at which step.
+    StartSlow {
+        #[serde(flatten)]
+        of_box: OfBox<'a>,
+        why: &'a str,
+    },
     /// tare removed the leftovers of a box that no process looked after.
     OrphanReclaimed {
         box_id: &'a str,

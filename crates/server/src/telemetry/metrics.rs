@@ -258,6 +258,7 @@ impl Metrics {
             | LogEvent::BoxLimitsChanged(_)
             | LogEvent::BoxRenamed { .. }
             | LogEvent::BoxNote { .. }
+            | LogEvent::StartSlow { .. }
             | LogEvent::PoolFailed { .. }
             | LogEvent::PoolOff { .. }
             | LogEvent::PoolMemberLost { .. }

@@ -52,7 +52,8 @@ impl Service {
             let started = engine.start(&spec, &options)?;
             service.watch_new(&caller, started, &spec, admitted)
         };
-        let status = self.call_in_share(&self.shares.creating, start).await?;
+        let creating = self.call_in_share(&self.shares.creating, start);
+        let status = self.reporting_slow(creating).await?;
         Ok(Created { status, existed: false })
     }
 
@@ -110,7 +111,8 @@ impl Service {
                         let watch = |it| service.watch_new(&caller, it, &spec, admitted);
                         started.map(watch).transpose()
                     };
-                    if let Some(status) = self.call_in_share(&self.shares.creating, start).await? {
+                    let creating = self.call_in_share(&self.shares.creating, start);
+                    if let Some(status) = self.reporting_slow(creating).await? {
                         return Ok(Created { status, existed: false });
                     }
                 }

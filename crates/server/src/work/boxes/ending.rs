@@ -27,6 +27,8 @@ use crate::workers::locked;
 
 /// How long a box may take to die before a request reports that it is stuck.
 pub const ENDED_WITHIN: Duration = Duration::from_secs(10);
+/// A box that takes longer to make is reported.
+pub const REPORTED_AFTER: Duration = Duration::from_secs(5);
 /// The pause between two attempts to end a box.
 pub const TRY_AGAIN: Duration = Duration::from_millis(100);
 /// Bounds how long one attempt to end the box of a run holds its thread.
@@ -112,13 +114,32 @@ impl Service {
         }
     }
 
-    /// Logs boxes that are stuck and were not before.
+    /// Logs boxes that are stuck, or start slowly, and were not reported before.
     pub fn report_stuck(&self, boxes: &[Status]) {
-        for one in self.stuck.newly_stuck(boxes) {
-            let why = one.stuck_on.as_deref().unwrap_or("it cannot be ended");
+        for (one, why) in self.stuck.newly_stuck(boxes) {
             let (box_id, key) = (one.id.as_str(), one.key.as_deref());
-            self.journal.record(&LogEvent::stuck(OfBox { box_id, key, request_id: None }, why));
+            let of_box = OfBox { box_id, key, request_id: None };
+            self.journal.record(&if one.state == State::Starting {
+                LogEvent::StartSlow { of_box, why }
+            } else {
+                LogEvent::stuck(of_box, why)
+            });
         }
+    }
+
+    /// Waits for a box that is being made. If that takes long, looks for slow boxes and reports them.
+    pub async fn reporting_slow<T>(&self, making: impl Future<Output = T>) -> T {
+        tokio::pin!(making);
+        if let Ok(made) = tokio::time::timeout(REPORTED_AFTER, &mut making).await {
+            return made;
+        }
+        let service = self.clone();
+        tokio::spawn(async move {
+            if let Ok(boxes) = service.call(Engine::list).await {
+                service.report_stuck(&boxes);
+            }
+        });
+        making.await
     }
 }
 
@@ -138,18 +159,19 @@ fn try_end<T>(
     }
 }
 
-/// Boxes that were reported as stuck.
+/// Boxes that were reported as stuck, or as slow.
 #[derive(Debug, Default)]
 pub struct StuckBoxes(Mutex<HashSet<BoxId>>);
 
 impl StuckBoxes {
-    /// Returns the boxes that are stuck and were not before. Forgets those that are not.
-    fn newly_stuck<'a>(&self, boxes: &'a [Status]) -> Vec<&'a Status> {
-        let mut stuck: Vec<&Status> =
-            boxes.iter().filter(|one| one.state == State::Stuck).collect();
-        let now = stuck.iter().map(|one| one.id.clone()).collect();
+    /// Returns the boxes that are stuck and were not before, each with the reason. Forgets those that
+    /// are not.
+    fn newly_stuck<'a>(&self, boxes: &'a [Status]) -> Vec<(&'a Status, &'a str)> {
+        let with_reason = |one: &'a Status| Some((one, one.stuck_on.as_deref()?));
+        let mut stuck: Vec<_> = boxes.iter().filter_map(with_reason).collect();
+        let now = stuck.iter().map(|(one, _)| one.id.clone()).collect();
         let before = std::mem::replace(&mut *locked(&self.0), now);
-        stuck.retain(|one| !before.contains(&one.id));
+        stuck.retain(|(one, _)| !before.contains(&one.id));
         stuck
     }
 }

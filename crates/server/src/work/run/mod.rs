@@ -33,6 +33,7 @@ use crate::permits::Permit;
 use crate::telemetry::metrics::Phase;
 use crate::telemetry::{LogEvent, OfBox};
 use crate::work::Service;
+use crate::work::boxes::ending::REPORTED_AFTER;
 use crate::work::files::BoxFiles;
 use crate::work::pool::{self, Claimed, Shape, Template};
 use crate::work::request::run::{Progress, RunRequest, Warm};
@@ -240,7 +241,8 @@ impl Steps {
         self.progress.set("creating the box");
         let engine = Arc::clone(&self.service.engine);
         // Not interruptible: once the box exists, it must be torn down.
-        let session = self.service.creators.call(move || engine.run(&spec, stdin)).await?;
+        let creating = self.service.creators.call(move || engine.run(&spec, stdin));
+        let session = self.service.reporting_slow(creating).await?;
         self.service.journal.record_box_notes(session.notes());
         self.end_phase(Phase::Create);
         self.progress.set("starting the box");
@@ -381,7 +383,7 @@ impl Steps {
 
     /// Waits until the keeper reports that the box is made.
     async fn until_made(&self, session: &mut Session, slot: Option<Permit>) -> Result<(), Failed> {
-        let keeper = session.keeper()?;
+        let (keeper, id) = (session.keeper()?, session.id().clone());
         let made = async {
             let made = relay::started(session);
             tokio::pin!(made);
@@ -395,7 +397,7 @@ impl Steps {
         let made = async {
             tokio::select! {
                 made = made => made.map(drop),
-                error = self.watch_slow_start(&keeper) => Err(error),
+                error = self.watch_slow_start(&keeper, &id) => Err(error),
             }
         };
         self.unless_interrupted(made).await??;
@@ -405,12 +407,18 @@ impl Steps {
 
     /// Reports the system call in which the keeper of a slow box waits. Returns an error after
     /// [`CREATE_TIMEOUT`].
-    async fn watch_slow_start(&self, keeper: &Keeper) -> ServiceError {
-        let until = Instant::now() + CREATE_TIMEOUT;
-        while Instant::now() < until {
+    async fn watch_slow_start(&self, keeper: &Keeper, id: &BoxId) -> ServiceError {
+        let (started, mut is_reported) = (Instant::now(), false);
+        while started.elapsed() < CREATE_TIMEOUT {
             tokio::time::sleep(SLOW_AFTER).await;
-            if let Some(call) = keeper.system_call() {
-                self.progress.set(format!("starting the box: its keeper is in {call}"));
+            let call = keeper.system_call().unwrap_or_else(|| "an unknown system call".to_owned());
+            let why = format!("its keeper builds it, in {call}");
+            self.progress.set(format!("starting the box: {why}"));
+            if !is_reported && started.elapsed() >= REPORTED_AFTER {
+                let (box_id, key) = (id.as_str(), self.caller.tenant.key());
+                let of_box = OfBox { box_id, key, request_id: self.caller.request_id() };
+                self.service.journal.record(&LogEvent::StartSlow { of_box, why: &why });
+                is_reported = true;
             }
         }
         let message = format!("the box was not made within {CREATE_TIMEOUT:?}");
