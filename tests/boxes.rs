@@ -381,6 +381,25 @@ fn an_attached_box_is_listed_too() {
 }
 
 #[test]
+fn a_box_that_is_renamed_often_keeps_a_short_record() {
+    let tare = tare!();
+    let id = tare.detached(["--name", "first", "--", "sleep", "1000"]);
+    for number in 0..100 {
+        tare.call(["rename", &id, &format!("name-{number}")]).ok();
+    }
+    let record = fs::read_to_string(tare.record(&id).join("record.json")).expect("a record");
+    let names = record.lines().filter(|line| line.contains("\"renamed\"")).count();
+    assert!(names <= 64, "{names} names");
+    tare.call(["inspect", "name-99"]).ok();
+    tare.call(["inspect", "name-98"]).exited(1);
+    tare.remove(&id);
+    for name in ["first", "name-90", "name-99"] {
+        tare.call(["explain", name]).ok();
+    }
+    tare.call(["audit"]).ok();
+}
+
+#[test]
 fn rename_moves_the_name() {
     let tare = tare!();
     let id = named(&tare, "old");

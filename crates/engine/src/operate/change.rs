@@ -107,7 +107,10 @@ pub fn rename(at: BoxAt<'_>, wanted: &Name) -> Result<(), Error> {
         old.map(|old| record.add(renamed(&old)));
         return Err(error);
     }
-    name::release_superseded(at, &record.lines, LOCK_WITHIN)
+    name::release_superseded(at, &record.lines, LOCK_WITHIN)?;
+    // A client that renames its box without end would fill the state root.
+    record.drop_old_names();
+    Ok(())
 }
 
 /// Gives a live box other limits, or another lease from now on.

@@ -116,12 +116,24 @@ pub fn restore(directory: BorrowedFd<'_>, bytes: &[u8]) {
 
 /// Replaces all changes of limits and lease by one line with the same effect.
 pub fn merge_updates(directory: BorrowedFd<'_>) -> io::Result<()> {
+    shorten(directory, lines::merge_updates)
+}
+
+/// Drops all but the last names that the box got.
+pub fn drop_names(directory: BorrowedFd<'_>) -> io::Result<()> {
+    shorten(directory, |text| Ok(lines::drop_names(text)))
+}
+
+fn shorten(
+    directory: BorrowedFd<'_>,
+    shorter: impl FnOnce(&str) -> serde_json::Result<String>,
+) -> io::Result<()> {
     let Some(file) = open_file(directory, RECORD_FILE)? else {
         return Ok(());
     };
-    let merged = lines::merge_updates(&read_text(file)?)?;
+    let shorter = shorter(&read_text(file)?)?;
     let mut draft = Draft::create(directory, RECORD_FILE_C, PRIVATE)?;
-    step("write shorter record.json", || draft.file().write_all(merged.as_bytes()))?;
+    step("write shorter record.json", || draft.file().write_all(shorter.as_bytes()))?;
     Ok(draft.publish()?)
 }
 

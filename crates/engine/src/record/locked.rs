@@ -35,6 +35,8 @@ pub struct LockedRecord(Record);
 
 /// After this many changes of limits or lease, the record is made shorter.
 const UPDATES_MAX: usize = 64;
+/// How many names a record may have before the oldest ones are dropped.
+const NAMES_MAX: usize = 64;
 
 impl Record {
     /// Waits for the lock, and reads the record again. Returns `None` if it is gone by then.
@@ -174,6 +176,14 @@ impl LockedRecord {
         }
         self.0.lines.add(line);
         Ok(())
+    }
+
+    /// Drops old names if there are many. The box must have released them. On a full disk the record
+    /// stays long.
+    pub fn drop_old_names(&mut self) {
+        if self.lines.names.len() > NAMES_MAX {
+            json::drop_names(self.directory.as_fd()).ok();
+        }
     }
 
     /// Replaces all lines by one that says that the removal has begun. If this process is killed,

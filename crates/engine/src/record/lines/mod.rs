@@ -225,6 +225,27 @@ pub fn merge_updates(text: &str) -> serde_json::Result<String> {
     Ok(kept)
 }
 
+/// How many names of a box [`drop_names`] keeps.
+pub const NAMES_KEPT: usize = 32;
+
+/// Returns the lines without the names that the box got, except for the last ones. The name that it was
+/// made with stays.
+pub fn drop_names(text: &str) -> String {
+    let is_name = |line: &str| matches!(serde_json::from_str(line), Ok(Line::Renamed { .. }));
+    let names = text.lines().filter(|line| is_name(line)).count();
+    let mut excess = names.saturating_sub(NAMES_KEPT);
+    let mut kept = String::new();
+    for line in text.lines() {
+        if excess > 0 && is_name(line) {
+            excess -= 1;
+        } else {
+            kept.push_str(line);
+            kept.push('\n');
+        }
+    }
+    kept
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
