@@ -37,6 +37,18 @@ pub struct Interpreter {
     /// without one.
     rseq_offset: isize,
     rseq_bytes: u32,
+    /// The memory that a clone needs.
+    needed: *const Pages,
+    needed_length: usize,
+}
+
+/// Memory, and the advice of `madvise(2)` that makes it present.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Pages {
+    start: usize,
+    bytes: usize,
+    advice: usize,
 }
 
 type Fd = i32;
@@ -66,6 +78,7 @@ mod nr {
     pub const READ: usize = 0;
     pub const WRITE: usize = 1;
     pub const CLOSE: usize = 3;
+    pub const MADVISE: usize = 28;
     pub const RECVMSG: usize = 47;
     pub const CHDIR: usize = 80;
     pub const SETSID: usize = 112;
@@ -142,6 +155,7 @@ pub extern "C" fn serve(interpreter: &Interpreter) {
             close(*fd);
         }
     };
+    get_pages(interpreter);
     let confined = receive(clone).and_then(|order| confine(order, clone, interpreter));
     let errno = confined.err().unwrap_or(0);
     write(clone, &errno.to_ne_bytes()).ok();
@@ -150,6 +164,17 @@ pub extern "C" fn serve(interpreter: &Interpreter) {
     }
     close(clone);
     (interpreter.after)();
+}
+
+/// Makes memory present that the clone needs, while its keeper makes the box. One by one, each page would
+/// cost a fault. A kernel that cannot do it, before Linux 5.14, does not.
+fn get_pages(interpreter: &Interpreter) {
+    for index in 0..interpreter.needed_length {
+        // SAFETY: `needed` leads to so many elements, which Python keeps while `serve` runs.
+        let Pages { start, bytes, advice } = unsafe { *interpreter.needed.add(index) };
+        // Populating memory changes none of its content, and fails where there is none.
+        call(nr::MADVISE, [start, bytes, advice, 0, 0]).ok();
+    }
 }
 
 /// A box to make.

@@ -88,9 +88,15 @@ pub struct Interpreter {
 const PYTHON: &str = concat!(include_str!("python.py"), "\n\npreload()\nlaunch()\n");
 const PYTHON_TEMPLATE: &str =
     concat!(include_str!("python.py"), "\n\n", include_str!("template.py"));
-/// Libraries that start threads when they are imported. A process with threads cannot be copied.
-const ONE_THREAD: [&str; 4] =
-    ["OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"];
+/// For libraries that start threads when they are imported: a process with threads cannot be copied. And
+/// for the C library, so that clones need not look up its functions.
+const TEMPLATE_ENV: [&str; 5] = [
+    "OPENBLAS_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "LD_BIND_NOW",
+];
 const NODE: &str = include_str!("node.js");
 /// Node loads a file before the program, and no text. The file empties itself. Programs do not expect
 /// their own files in this directory.
@@ -183,7 +189,7 @@ impl Interpreter {
 
     pub fn template_env(&self) -> Vec<Variable> {
         let one = |name: &&str| (OsString::from(name), OsString::from("1"));
-        self.env.iter().cloned().chain(ONE_THREAD.iter().map(one)).collect()
+        self.env.iter().cloned().chain(TEMPLATE_ENV.iter().map(one)).collect()
     }
 }
 

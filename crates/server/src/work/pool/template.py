@@ -28,16 +28,17 @@ def template(modules):
     except ValueError:
         offset = size = 0
     functions = [address(name) for name in ("PyOS_BeforeFork", "PyOS_AfterFork_Child", "fork")]
-    interpreter = (ctypes.c_int64 * 5)(*functions, offset, size)
     native.serve.restype = None
-    restore(os, _signal)
     sys.stdout.flush()
     sys.stderr.flush()
-    gc.collect()
-    gc.freeze()
+    restore(os, _signal)
+    needed = prepare(os, sys, gc)
+    pages = (ctypes.c_int64 * len(needed))(*needed)
+    words = [*functions, offset, size, ctypes.addressof(pages), len(needed) // 3]
+    interpreter = (ctypes.c_int64 * len(words))(*words)
     os.write(1, b"\0")
     native.serve(interpreter)
-    for name in THREADS:
+    for name in TEMPLATE_ENV:
         os.environ.pop(name, None)
     reseed(os, sys)
 
@@ -55,8 +56,111 @@ def load(os, sys, _socket, ctypes):
     return native
 
 
-# Set in a template only: with more than one thread it could not be copied.
-THREADS = ["OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"]
+# Set in a template only: with more than one thread it could not be copied, and what it has linked, its
+# copies need not link.
+TEMPLATE_ENV = [
+    "OPENBLAS_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "LD_BIND_NOW",
+]
+
+# Python adapts a function to its arguments after a few calls, and writes to its memory for that.
+REHEARSALS = 16
+
+
+# Makes clones fast. Returns the memory that they need; none if that cannot be found out.
+def prepare(os, sys, gc):
+    try:
+        rehearse(os, sys, REHEARSALS)
+        gc.collect()
+        gc.freeze()
+        return needed_pages(os, sys, gc)
+    except OSError:
+        gc.collect()
+        gc.freeze()
+        return []
+
+
+# Runs a small program as a clone would. What Python caches meanwhile, clones need not make.
+def rehearse(os, sys, times):
+    def word(text):
+        return b"%d\n%s" % (len(text), text)
+
+    path = "/work/main.py"
+    words = [b"0", b"1", path.encode(), b"0", b"3", path.encode(), b"0", b"print(1)\n"]
+    order = b"".join(map(word, words))
+    argv, orig_argv, paths = sys.argv, getattr(sys, "orig_argv", None), list(sys.path)
+    main = sys.modules["__main__"]
+    null, streams = os.open("/dev/null", os.O_RDWR), [os.dup(0), os.dup(1)]
+    os.dup2(null, 1)
+    try:
+        for _ in range(times):
+            reads, writes = os.pipe()
+            os.write(writes, b"%016x%s" % (len(order), order))
+            os.dup2(reads, 0)
+            os.close(reads)
+            os.close(writes)
+            launch()
+            sys.argv, sys.path[:], sys.modules["__main__"] = argv, paths, main
+            if orig_argv is not None:
+                sys.orig_argv = orig_argv
+        os.unlink(path)
+    finally:
+        sys.stdout.flush()
+        for number in (0, 1):
+            os.dup2(streams[number], number)
+        for number in [null] + streams:
+            os.close(number)
+
+
+# Returns the memory that a clone needs, as the native part takes it, by the rehearsal of a copy. A clone
+# that gets it at once has few page faults.
+def needed_pages(os, sys, gc):
+    reads, writes = os.pipe()
+    copy = os.fork()
+    if copy == 0:
+        try:
+            rehearse(os, sys, 1)
+            gc.collect()
+            os.write(writes, b" ".join(b"%d" % number for number in own_pages(os)))
+        finally:
+            os._exit(0)
+    os.close(writes)
+    text = b""
+    while part := os.read(reads, 1 << 16):
+        text += part
+    os.close(reads)
+    os.waitpid(copy, 0)
+    return [int(number) for number in text.split()]
+
+
+# Returns the pages that this process has written or read since it was made, as triples of an address, a
+# length and an advice of madvise(2): populate for writing (23) or for reading (22). A copy of a process
+# has no other pages of files, and shares the other pages that can be written.
+def own_pages(os):
+    size = os.sysconf("SC_PAGE_SIZE")
+    found = []
+    pagemap = os.open("/proc/self/pagemap", os.O_RDONLY)
+    with open("/proc/self/maps", "rb") as maps:
+        lines = maps.readlines()
+    for line in lines:
+        place, kind = line.split()[:2]
+        start, end = (int(address, 16) for address in place.split(b"-"))
+        if kind[:1] != b"r" or kind[3:] != b"p" or end >= 1 << 47 or end - start > 1 << 30:
+            continue
+        # Present, and if it can be written: mapped by no other process.
+        wanted, advice = (0x81, 23) if kind[1:2] == b"w" else (0x80, 22)
+        flags = os.pread(pagemap, (end - start) // size * 8, start // size * 8)[7::8]
+        for at in range(start, end, size):
+            if flags[(at - start) // size] & wanted != wanted:
+                continue
+            if found[-1:] == [advice] and found[-3] + found[-2] == at:
+                found[-2] += size
+            else:
+                found += [at, size, advice]
+    return found
 
 
 # A process that has other threads, open descriptors or other processes cannot be copied, and what its
