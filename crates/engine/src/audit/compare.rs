@@ -20,7 +20,7 @@ use tare_kernel::clock::boot_ns;
 use crate::audit::findings::{Finding, FindingKind, duty_about};
 use crate::audit::host_objects::HostObjects;
 use crate::audit::{AuditedBox, audited};
-use crate::error::{Context, Error};
+use crate::error::Error;
 use crate::holdings::census::Processes;
 use crate::holdings::cgroup::CgroupReader;
 use crate::holdings::{name, uids};
@@ -63,7 +63,7 @@ pub fn compare(
 ) -> Result<Comparison, Error> {
     let mut boxes = Vec::new();
     if let Some(opened) = state_root::boxes_if_any(root)? {
-        let ids = state_root::ids(opened.as_fd()).context(|| "cannot list the boxes".into())?;
+        let ids = state_root::list(root, opened.as_fd())?;
         let until = Instant::now() + GOES_WITHIN;
         let one = |id: &BoxId| compare_one(root.at(id), opened.as_fd(), objects, processes, until);
         boxes = parallel::map(&ids, one);

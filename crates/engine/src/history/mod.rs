@@ -74,7 +74,9 @@ impl Explanation {
     /// Drops what describes the host: the pids of tare's processes and of the keeper.
     pub fn without_host(mut self) -> Self {
         self.sources.hide_pids();
-        Self { stuck_on: self.stuck_on, ..Self::of(self.state, self.sources) }
+        // A box that is stuck names processes and paths of the host.
+        let stuck_on = self.stuck_on.filter(|_| self.state == Some(State::Starting));
+        Self { stuck_on, ..Self::of(self.state, self.sources) }
     }
 
     /// Returns the explanation as `tare explain --json` prints it. `words` are those of the front
@@ -335,7 +337,7 @@ fn recorded(root: &StateRoot) -> Result<Vec<Sources>, Error> {
     let Some(boxes) = state_root::boxes_if_any(root)? else {
         return Ok(Vec::new());
     };
-    let ids = state_root::ids(boxes.as_fd()).context(|| "cannot list the boxes".into())?;
+    let ids = state_root::list(root, boxes.as_fd())?;
     let sources = |id: &BoxId| {
         let record = Record::look(boxes.as_fd(), id).ok().flatten()?;
         Some(Sources::read(id, &record))
@@ -395,7 +397,7 @@ pub fn receipt(
     };
     found.receipt.ok_or_else(|| {
         Error::new(ErrorKind::NoSuchBox, format!("box {} has no receipt", found.id))
-            .with_hint("a run has one only if it was asked for")
+            .with_hint("a run has one only if it was started with --receipt, or \"receipt\": true")
     })
 }
 

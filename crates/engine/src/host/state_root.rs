@@ -132,6 +132,11 @@ pub fn ids(boxes: BorrowedFd<'_>) -> io::Result<Vec<BoxId>> {
     Ok(ids)
 }
 
+/// Lists the boxes like [`ids`], with an error that names the state root.
+pub fn list(root: &StateRoot, boxes: BorrowedFd<'_>) -> Result<Vec<BoxId>, Error> {
+    ids(boxes).context(|| format!("cannot list the boxes in {}", root.layout.boxes().display()))
+}
+
 /// How much the kernel returns at a time: about a thousand names.
 const LIST_BYTES: usize = 32 << 10;
 

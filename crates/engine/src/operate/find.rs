@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
 use crate::care::tend::{tend_names, tended};
-use crate::error::{Context, Error};
+use crate::error::Error;
 use crate::holdings::name;
 use crate::host::layout::StateRoot;
 use crate::host::state_root;
@@ -56,7 +56,7 @@ pub fn find<'a>(
         return Ok(Some(id));
     }
     // Last, because this reads the names of all records.
-    let mut ids = state_root::ids(boxes.as_fd()).context(|| "cannot list the boxes".into())?;
+    let mut ids = state_root::list(root, boxes.as_fd())?;
     ids.retain(|id| begins(id, reference) && is_seen(id));
     by_prefix(reference, &ids, removed())
 }
@@ -123,7 +123,7 @@ pub fn list(root: &StateRoot) -> Result<Vec<Status>, Error> {
     let Some(boxes) = state_root::boxes_if_any(root)? else {
         return Ok(Vec::new());
     };
-    let ids = state_root::ids(boxes.as_fd()).context(|| "cannot list the boxes".into())?;
+    let ids = state_root::list(root, boxes.as_fd())?;
     let until = Instant::now() + GOES_WITHIN;
     let status = |id: &BoxId| {
         let at = root.at(id);

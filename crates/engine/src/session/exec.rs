@@ -106,7 +106,7 @@ pub fn exec_clone(owner: &Session, stdin: Stdin) -> Result<Session, Error> {
 }
 
 fn not_the_owner() -> Error {
-    Error::failed("a process of another box cannot start one")
+    Error::failed("cannot start a process in a box that another process owns")
 }
 
 fn exec_recorded(

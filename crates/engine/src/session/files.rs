@@ -166,9 +166,9 @@ fn file(
             Ok(FileTransfer { stream, size, pending: PendingFile { program, doing } })
         }
         ProgramStatus::Failed { errno: Some(errno), .. } => Err(failed(doing, errno)),
-        ProgramStatus::Failed { errno: None, .. } => {
-            Err(Error::bad_request(doing).caused_by("the box does not say what it found"))
-        }
+        ProgramStatus::Failed { errno: None, .. } => Err(Error::bad_request(doing)
+            .caused_by("the box sent no reason")
+            .with_hint("does a program in the box stop or kill other processes?")),
     }
 }
 

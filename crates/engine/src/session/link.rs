@@ -164,7 +164,9 @@ fn unreachable_keeper(id: &BoxId, error: io::Error, socket: Option<BorrowedFd<'_
     match errno {
         Some(Errno::CONNREFUSED | Errno::NOENT | Errno::PIPE | Errno::CONNRESET) => has_ended(id),
         Some(Errno::AGAIN) => silent(id, socket),
-        Some(_) | None => Error::failed(format!("cannot reach box {id}")).caused_by(error),
+        Some(_) | None => Error::failed(format!("cannot reach box {id}"))
+            .caused_by(error)
+            .with_hint(Hint::InspectOrForce),
     }
 }
 

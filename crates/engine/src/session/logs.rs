@@ -179,7 +179,9 @@ impl Logs {
 }
 
 fn unreadable(error: ReadError) -> Error {
-    Error::failed("cannot read the log").caused_by(error)
+    Error::failed("cannot read the log of the box")
+        .caused_by(error)
+        .with_hint("does the disk of the state root work?")
 }
 
 impl Skip {

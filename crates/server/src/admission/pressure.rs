@@ -84,7 +84,8 @@ impl Pressure {
         let thread = std::thread::Builder::new().name("gauges".into());
         thread
             .spawn(move || shared.measure_again(meter, &requests, &changes))
-            .context(|| "cannot start the thread of the gauges".to_owned())?;
+            .context(|| "cannot start the thread of the gauges".to_owned())
+            .map_err(|error| error.with_hint("raise the server's limit on processes"))?;
         Ok(pressure)
     }
 

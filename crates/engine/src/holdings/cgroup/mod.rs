@@ -403,7 +403,9 @@ pub fn freeze(roots: &CgroupRoots, of: TaggedId<'_>, frozen: bool) -> Result<(),
         cgroups = now;
         if start.elapsed() >= FREEZE_WITHIN {
             set_frozen(&cgroups, !frozen).context(doing)?;
-            return Err(Error::failed(doing()).caused_by("a process in it hangs in the kernel"));
+            return Err(Error::failed(doing())
+                .caused_by("a process in it hangs in the kernel")
+                .with_hint("the box is as before; try again when the process has its answer"));
         }
         #[expect(clippy::disallowed_methods, reason = "bounded by FREEZE_WITHIN")]
         std::thread::sleep(LOOK_AGAIN);
