@@ -13,7 +13,7 @@
 
 use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
 use tokio::sync::oneshot;
@@ -27,6 +27,12 @@ type BlockingCall = Box<dyn FnOnce() + Send>;
 const CREATORS_PER_CPU: usize = 2;
 /// A keeper waits in the kernel longer than its creator.
 const SLOTS_PER_CREATOR: usize = 2;
+
+/// Returns how many processors the server may use. Asked once, because the answer reads six files.
+pub fn processors() -> usize {
+    static COUNT: OnceLock<usize> = OnceLock::new();
+    *COUNT.get_or_init(|| thread::available_parallelism().map_or(1, usize::from))
+}
 
 /// Threads for calls that may block. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -94,7 +100,7 @@ pub struct Creators {
 
 impl Creators {
     pub fn start() -> io::Result<Self> {
-        let threads = thread::available_parallelism().map_or(1, usize::from) * CREATORS_PER_CPU;
+        let threads = processors() * CREATORS_PER_CPU;
         let slots = Permits::new(threads * SLOTS_PER_CREATOR);
         Ok(Self { workers: Workers::start("creator", threads)?, slots })
     }

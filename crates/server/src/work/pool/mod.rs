@@ -44,7 +44,7 @@ use crate::work::pool::shelves::{Shelves, Source};
 pub use crate::work::pool::template::Template;
 use crate::work::pool::template::TemplateBox;
 use crate::work::request::run::{RunRequest, Warm};
-use crate::workers::{Workers, locked};
+use crate::workers::{Workers, locked, processors};
 
 /// How often the server looks at boxes that wait.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -321,7 +321,7 @@ impl Service {
             self.give_back().await;
             return;
         }
-        let most = std::thread::available_parallelism().map_or(1, usize::from).div_ceil(2);
+        let most = processors().div_ceil(2);
         for (number, shape) in locked(&self.pools.shelves).choose(&config.pool, most) {
             let service = self.clone();
             tokio::spawn(async move { service.make_member(number, shape).await });
@@ -459,7 +459,7 @@ impl Service {
         if let Some(makers) = self.pools.makers.get() {
             return Ok(makers);
         }
-        let count = std::thread::available_parallelism().map_or(1, usize::from).div_ceil(2);
+        let count = processors().div_ceil(2);
         let started = Workers::start("pool", count).and_then(|it| Ok((it, std::io::pipe()?)));
         let (threads, (closing, open)) = started
             .map_err(|why| Error::failed("cannot start the threads of the pools").caused_by(why))?;
