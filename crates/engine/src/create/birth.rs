@@ -100,7 +100,7 @@ impl IdMap {
 pub fn spawn_keeper(host: &Host, order: &BirthOrder<'_>) -> Result<WaitingKeeper, CreateFailed> {
     let (ours, theirs) = step("make the keeper's socket", UnixStream::pair)
         .context(|| "cannot make a control socket".into())?;
-    let program = program(host)
+    let program = program(host, order.map)
         .context(|| "cannot open the keeper's program".into())
         .map_err(|error| explained(error, FailedStep::Keeper))?;
     let descriptors = order.descriptors(theirs.as_fd());
@@ -135,11 +135,13 @@ pub fn spawn_keeper(host: &Host, order: &BirthOrder<'_>) -> Result<WaitingKeeper
 }
 
 /// Opens the keeper's program: this binary. A box could reach it only through `/proc/1/exe`, which is
-/// closed to it, because PID 1 has another user, is not dumpable and is invisible. With the right to
-/// make mounts, the program is also on a read-only mount of its own.
-pub fn program(host: &Host) -> io::Result<OwnedFd> {
+/// closed to it, because PID 1 has another user, is not dumpable and is invisible. A box with ids of
+/// its own could not write it either. Without them, the program is also on a read-only mount of its own,
+/// if tare may make mounts. Others do without it, because the kernel waits for a grace period of RCU
+/// when it takes a detached mount apart.
+pub fn program(host: &Host, map: IdMap) -> io::Result<OwnedFd> {
     let opened = step("open the keeper's program", || open_path(CWD, c"/proc/self/exe"))?;
-    if !host.is_privileged() {
+    if map != IdMap::Host || !host.is_privileged() {
         return Ok(opened);
     }
     let alone = mount::detached_copy(opened.as_fd(), c"", Reach::One)?;

@@ -52,7 +52,8 @@ pub fn keeper(
         .context(|| "cannot make a control socket".into())?;
     let (go, their_go) = step("make the go of a clone", UnixStream::pair)
         .context(|| "cannot make a socket for a clone".into())?;
-    let program = birth::program(host).context(|| "cannot open the keeper's program".into())?;
+    let program =
+        birth::program(host, order.map).context(|| "cannot open the keeper's program".into())?;
     let cgroup = order.cgroup.ok_or_else(|| cannot("this host has no cgroup v2 for it"))?;
     let mut passed = vec![their_go.as_fd(), from.clone, cgroup];
     passed.extend(order.tasks.iter().map(AsFd::as_fd));
