@@ -215,20 +215,22 @@ pub fn remove(layout: &Layout, id: &BoxId) -> Result<(), Error> {
 }
 
 fn remove_in(boxes: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
-    let mut bytes = Vec::new();
-    if let Ok(directory) = open_directory(boxes, name) {
-        for entry in tree::names(directory.as_fd())? {
-            if entry.as_bytes() != RECORD_FILE.as_bytes() {
-                tree::remove(directory.as_fd(), &entry)?;
-            }
+    let Ok(directory) = open_directory(boxes, name) else {
+        return tree::remove(boxes, name);
+    };
+    for entry in tree::names(directory.as_fd())? {
+        if entry.as_bytes() != RECORD_FILE.as_bytes() {
+            tree::remove(directory.as_fd(), &entry)?;
         }
-        bytes = json::read_bytes(directory.as_fd());
     }
-    let removed = tree::remove(boxes, name);
-    if removed.is_err()
-        && !bytes.is_empty()
-        && let Ok(directory) = open_directory(boxes, name)
-    {
+    let bytes = json::read_bytes(directory.as_fd());
+    let remove_file = || unlinkat(&directory, RECORD_FILE, AtFlags::empty());
+    let remove_directory = || unlinkat(boxes, name, AtFlags::REMOVEDIR);
+    let is_removed = step("remove record file", remove_file).is_ok()
+        && step("remove record directory", remove_directory).is_ok();
+    // Otherwise a file was made in it meanwhile, or there is no record file.
+    let removed = if is_removed { Ok(()) } else { tree::remove(boxes, name) };
+    if removed.is_err() && !bytes.is_empty() {
         json::restore(directory.as_fd(), &bytes);
     }
     removed
