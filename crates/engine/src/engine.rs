@@ -159,9 +159,15 @@ impl Engine {
         self.cleaned();
     }
 
+    /// Looks after some boxes other than `made`, which this process is making, unless it has done so
+    /// before.
+    fn tend_beside(&self, made: &BoxId) {
+        self.cleaned.get_or_init(|| tend::tend(&self.root, Some(made)));
+    }
+
     /// Looks after some boxes, the first time that this is called.
     fn cleaned(&self) -> &[BoxId] {
-        self.cleaned.get_or_init(|| tend::tend(&self.root))
+        self.cleaned.get_or_init(|| tend::tend(&self.root, None))
     }
 
     fn at<'a>(&'a self, id: &'a BoxId) -> BoxAt<'a> {
@@ -172,7 +178,7 @@ impl Engine {
 
     /// Makes a box that ends with the returned session, or with this process.
     pub fn run(&self, spec: &Spec, stdin: Stdin) -> Result<Session, Error> {
-        create::run(&self.root, spec, stdin, &|| self.tend_once())
+        create::run(&self.root, spec, stdin, &|made| self.tend_beside(made))
     }
 
     /// Makes a box that waits in a pool of a server, and ends with the thread that calls this.
@@ -204,12 +210,12 @@ impl Engine {
     }
 
     fn wait_in_pool(&self, spec: &Spec, mode: Mode<'_>, pool: &str) -> Result<Prepared, Error> {
-        create::warm::make(&self.root, NewBox { spec, mode }, pool, &|| self.tend_once())
+        create::warm::make(&self.root, NewBox { spec, mode }, pool, &|made| self.tend_beside(made))
     }
 
     /// Makes a detached box, and returns when its command runs.
     pub fn start(&self, spec: &Spec, options: &DetachOptions) -> Result<Started, Error> {
-        detach::start(&self.root, (spec, options), None, &|| self.tend_once())
+        detach::start(&self.root, (spec, options), None, &|made| self.tend_beside(made))
     }
 
     /// Makes a detached box, unless `given_up` is readable before its command runs: then the box is
@@ -220,7 +226,7 @@ impl Engine {
         options: &DetachOptions,
         given_up: BorrowedFd<'_>,
     ) -> Result<Started, Error> {
-        detach::start(&self.root, (spec, options), Some(given_up), &|| self.tend_once())
+        detach::start(&self.root, (spec, options), Some(given_up), &|made| self.tend_beside(made))
     }
 
     /// Makes a detached box with a chosen id. `None` when that box exists or is being made. An
@@ -231,7 +237,7 @@ impl Engine {
         spec: &Spec,
         options: &DetachOptions,
     ) -> Result<Option<Started>, Error> {
-        detach::start_as(self.at(id), spec, options, &|| self.tend_once())
+        detach::start_as(self.at(id), spec, options, &|made| self.tend_beside(made))
     }
 
     // Working in a live box.

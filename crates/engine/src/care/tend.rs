@@ -28,9 +28,9 @@ const LISTED_AVERAGE: usize = 256;
 
 const IN_PASSING: Effort<'static> = Effort { goal: Goal::Due, within: OTHERS_WITHIN };
 
-/// Looks after some boxes, from a random one on, and returns those that are gone. A box that cannot
-/// be ended now stays on record, and a later command tries again.
-pub fn tend(root: &StateRoot) -> Vec<BoxId> {
+/// Looks after some boxes except `own`, from a random one on, and returns those that are gone. A box
+/// that cannot be ended now stays on record, and a later command tries again.
+pub fn tend(root: &StateRoot, own: Option<&BoxId>) -> Vec<BoxId> {
     let Ok(boxes) = state_root::open_boxes(&root.layout) else {
         return Vec::new();
     };
@@ -39,6 +39,7 @@ pub fn tend(root: &StateRoot) -> Vec<BoxId> {
         return Vec::new();
     }
     let mut ids = state_root::ids(boxes.as_fd()).unwrap_or_default();
+    ids.retain(|id| Some(id) != own);
     let most = LOOK_AT_MOST * turns;
     choose(&mut ids, most);
     let until = Instant::now() + GOES_WITHIN;

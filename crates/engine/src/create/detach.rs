@@ -40,7 +40,7 @@ pub fn start(
     root: &StateRoot,
     (spec, options): (&Spec, &DetachOptions),
     given_up: Option<BorrowedFd<'_>>,
-    tend: &dyn Fn(),
+    tend: &dyn Fn(&BoxId),
 ) -> Result<Started, Error> {
     let options = &with_log_in_memory(options, spec)?;
     let id = BoxId::random();
@@ -56,7 +56,7 @@ pub fn start_as(
     at: BoxAt<'_>,
     spec: &Spec,
     options: &DetachOptions,
-    tend: &dyn Fn(),
+    tend: &dyn Fn(&BoxId),
 ) -> Result<Option<Started>, Error> {
     let options = &with_log_in_memory(options, spec)?;
     let reserve = TeardownFds::take().context(|| "cannot reserve descriptors".into())?;
@@ -78,7 +78,7 @@ fn start_recorded(
     at: BoxAt<'_>,
     (record, reserve): (LockedRecord, TeardownFds),
     (spec, options, given_up): (&Spec, &DetachOptions, Option<BorrowedFd<'_>>),
-    tend: &dyn Fn(),
+    tend: &dyn Fn(&BoxId),
 ) -> Result<Started, Error> {
     if let Err(error) = history::reserve(at.root, &spec.tenant) {
         drop(reserve);

@@ -136,7 +136,12 @@ impl Prepared {
 
 /// Makes a box that ends with the returned session, or with this process. `tend` looks after other
 /// boxes: while the keeper works, and before a failure is final.
-pub fn run(root: &StateRoot, spec: &Spec, stdin: Stdin, tend: &dyn Fn()) -> Result<Session, Error> {
+pub fn run(
+    root: &StateRoot,
+    spec: &Spec,
+    stdin: Stdin,
+    tend: &dyn Fn(&BoxId),
+) -> Result<Session, Error> {
     let id = BoxId::random();
     let reserve = TeardownFds::take().context(|| "cannot reserve descriptors".into())?;
     let new = NewBox { spec, mode: Mode::Attached(stdin) };
@@ -150,17 +155,17 @@ fn make(
     record: LockedRecord,
     reserve: TeardownFds,
     new: NewBox<'_>,
-    tend: &dyn Fn(),
+    tend: &dyn Fn(&BoxId),
 ) -> Result<Session, Error> {
     let session = prepare(at, record, reserve, new, tend)?.go(plan::first_exec(new))?;
     // The keeper works by itself now, so there is time for this.
-    tend();
+    tend(at.id);
     Ok(session)
 }
 
 /// Makes the record of a new box. If that fails, cleans up after other boxes, which may have used up
 /// space.
-fn record(at: BoxAt<'_>, new: NewBox<'_>, tend: &dyn Fn()) -> Result<LockedRecord, Error> {
+fn record(at: BoxAt<'_>, new: NewBox<'_>, tend: &dyn Fn(&BoxId)) -> Result<LockedRecord, Error> {
     let parents = match new.mode {
         Mode::Attached(_) => at.root.parents_of_attached(),
         Mode::Detached(_) => at.root.parents_of_detached(),
@@ -171,14 +176,14 @@ fn record(at: BoxAt<'_>, new: NewBox<'_>, tend: &dyn Fn()) -> Result<LockedRecor
     let options = new.mode.options();
     let made = LockedRecord::create(&at.root.layout, at.id, of_host, new.spec, options);
     made.map_err(|error| {
-        tend();
+        tend(at.id);
         explained(error, FailedStep::StateRoot)
     })
 }
 
 /// Removes the record of a box that is not made, and returns the error for the user.
-fn abandon(at: BoxAt<'_>, record: LockedRecord, why: Error, tend: &dyn Fn()) -> Error {
-    tend();
+fn abandon(at: BoxAt<'_>, record: LockedRecord, why: Error, tend: &dyn Fn(&BoxId)) -> Error {
+    tend(at.id);
     forget(at, record, why)
 }
 
@@ -189,7 +194,7 @@ pub fn prepare(
     mut record: LockedRecord,
     reserve: TeardownFds,
     new: NewBox<'_>,
-    tend: &dyn Fn(),
+    tend: &dyn Fn(&BoxId),
 ) -> Result<Prepared, Error> {
     let made = acquire(at, &record, new)
         .map_err(CreateFailed::from)
@@ -202,7 +207,7 @@ pub fn prepare(
         }
         Err(CreateFailed { error, child }) => {
             drop(reserve);
-            tend();
+            tend(at.id);
             Err(roll_back(at, record, child.as_ref().map(|child| &child.process), error))
         }
     }

@@ -22,7 +22,7 @@ pub fn make(
     root: &StateRoot,
     new: NewBox<'_>,
     pool: &str,
-    tend: &dyn Fn(),
+    tend: &dyn Fn(&BoxId),
 ) -> Result<Prepared, Error> {
     let id = BoxId::random();
     let at = root.at(&id);
