@@ -7,6 +7,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -143,6 +144,9 @@ impl Process {
 
     /// Opens `/proc/PID`. An error if this `/proc` belongs to another PID namespace.
     pub(crate) fn proc_directory(&self) -> io::Result<OwnedFd> {
+        if OWN_PROC.load(Ordering::Relaxed) {
+            return Ok(open_path(CWD, format!("/proc/{}", self.pid))?);
+        }
         match self.numbers()?.first() {
             // It was reaped.
             Some(-1) => Err(io::ErrorKind::NotFound.into()),
@@ -212,6 +216,9 @@ impl Status {
     }
 }
 
+/// Set when [`check_proc`] has succeeded.
+static OWN_PROC: AtomicBool = AtomicBool::new(false);
+
 /// Checks that `/proc` belongs to our own PID namespace. Only there, its pids are those that
 /// system calls take.
 pub fn check_proc() -> io::Result<()> {
@@ -219,7 +226,10 @@ pub fn check_proc() -> io::Result<()> {
     let this =
         Process { pidfd: pidfd_open(own, PidfdFlags::empty())?, pid: own.as_raw_nonzero().get() };
     match this.numbers() {
-        Ok(numbers) if numbers == [this.pid] => Ok(()),
+        Ok(numbers) if numbers == [this.pid] => {
+            OWN_PROC.store(true, Ordering::Relaxed);
+            Ok(())
+        }
         // In a `/proc` of a PID namespace that we are not in, `/proc/self` does not exist.
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         Ok(_) | Err(_) => Err(foreign_proc()),
