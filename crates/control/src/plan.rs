@@ -215,6 +215,8 @@ pub struct DetachedPlan {
 pub struct Plan {
     /// The roles of the keeper's descriptors from [`FIRST_ROLE_FD`] on, in order.
     pub roles: Vec<Role>,
+    /// What the time namespace of creator and keeper adds to the boot clock.
+    pub clock_offset_ns: i64,
     /// Whether the box has a network namespace of its own.
     pub own_network: bool,
     pub detached: Option<DetachedPlan>,

@@ -40,15 +40,12 @@ use tare_control::journal::BoxEvent;
 use tare_control::{
     CALL_BYTES_MAX, Cause, Channel, End, Go, PLAN_BYTES_MAX, Plan, Report, Request, Role, SetupStep,
 };
-use tare_kernel::clock::boot_ns;
+use tare_kernel::clock;
 use tare_kernel::signals;
 use tare_kernel::step::step;
 
 /// The whole life of a keeper. Its process does nothing else.
 pub fn main() -> ExitCode {
-    // The first use of this clock reads `/proc`, which is the host's until the keeper has made
-    // the box.
-    let _since_boot = boot_ns();
     let Ok(creator) = inherited::creator() else {
         return ExitCode::FAILURE;
     };
@@ -91,6 +88,7 @@ impl MadeBox {
         let Some(plan) = creator.wait_until::<Plan>(PLAN_BYTES_MAX, u64::MAX) else {
             return Err(Failure::of(SetupStep::ReadPlan, "", Errno::PIPE));
         };
+        clock::set_namespace_offset(plan.clock_offset_ns);
         let mut fds = InheritedFds::new(&plan.roles).failing(SetupStep::ReadPlan, "descriptors")?;
         let cgroup = fds.take(Role::WorkloadCgroup);
         // Before the box is made: no path in the box leads to this file.

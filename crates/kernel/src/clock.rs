@@ -12,12 +12,18 @@ pub fn boot_ns() -> u64 {
     shown_ns().saturating_add_signed(namespace_offset_ns().saturating_neg())
 }
 
+static OFFSET: OnceLock<i64> = OnceLock::new();
+
+/// Sets what [`namespace_offset_ns`] returns, for a process that cannot read it: a keeper has
+/// the time namespace of its creator, and no `/proc` of the host.
+pub fn set_namespace_offset(offset_ns: i64) {
+    // The first value stays, and no process has two.
+    OFFSET.set(offset_ns).ok();
+}
+
 /// Returns what the time namespace adds to the boot clock (time_namespaces(7)). Read once: a
 /// process leaves its time namespace only when it executes.
-///
-/// A process calls [`boot_ns`] before it changes its root, while `/proc` is the host's.
-fn namespace_offset_ns() -> i64 {
-    static OFFSET: OnceLock<i64> = OnceLock::new();
+pub fn namespace_offset_ns() -> i64 {
     *OFFSET.get_or_init(|| {
         // A kernel without time namespaces has no such file.
         let text = std::fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();

@@ -10,6 +10,7 @@ use tare_control::{
     ProcPlan, Profile, Program, Resource, ResourceLimit, Role, RootPlan, ScratchPlan, TerminalPlan,
     TreeSource, VolumePlan,
 };
+use tare_kernel::clock;
 
 use crate::create::endow::Endowment;
 use crate::create::seccomp::{self, SetIdBits};
@@ -64,6 +65,7 @@ pub fn plan(
     let profile = profile(spec, host, resource_limits(spec, cgroups, &trees));
     Plan {
         roles,
+        clock_offset_ns: clock::namespace_offset_ns(),
         own_network: has_own_network(spec),
         detached: new.mode.options().map(|options| DetachedPlan {
             log_bytes_max: options.log_bytes_max.value(),
