@@ -156,10 +156,8 @@ fn make_scratch(
     Ok(scratch)
 }
 
-/// Makes a directory with exactly this mode, independent of the umask.
 fn make_directory(parent: BorrowedFd<'_>, name: &CStr, mode: u32) -> rustix::io::Result<()> {
-    step("make a directory of the box", || mkdirat(parent, name, Mode::from_raw_mode(mode)))?;
-    rustix::fs::chmodat(parent, name, Mode::from_raw_mode(mode), AtFlags::empty())
+    step("make a directory of the box", || mkdirat(parent, name, Mode::from_raw_mode(mode)))
 }
 
 /// Makes the scratch space the root, with entries of the host bound into it, all read-only.
@@ -198,35 +196,35 @@ fn show_host_entry(entry: &HostEntry) -> Result<(), Failure> {
     let relative = CString::new(path.trim_start_matches('/')).map_err(|_| failing(Errno::INVAL))?;
     match (entry, target) {
         (HostEntry::Symlink { .. }, Some(target)) => {
-            return make_parent(path)
-                .and_then(|()| symlinkat(target.as_str(), CWD, &*relative))
+            return below_parent(path, || symlinkat(target.as_str(), CWD, &*relative))
                 .failing(SetupStep::Root, path);
         }
         (HostEntry::Directory(_), _) => make_directories(&relative),
         (HostEntry::File(_) | HostEntry::Symlink { .. }, _) => {
-            make_parent(path).and_then(|()| make_empty_file(CWD, &relative))
+            below_parent(path, || make_empty_file(CWD, &relative))
         }
     }
     .map_err(failing)?;
     mount::bind(&host, &relative).failing(SetupStep::Root, path)
 }
 
-fn make_parent(path: &str) -> rustix::io::Result<()> {
-    match path.trim_start_matches('/').rsplit_once('/') {
-        Some((parent, _)) => make_directories(&CString::new(parent).map_err(|_| Errno::INVAL)?),
-        None => Ok(()),
+/// Makes an entry of this path below the current directory, and its parents if they are missing.
+fn below_parent<T>(path: &str, make: impl Fn() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+    match (make(), path.trim_start_matches('/').rsplit_once('/')) {
+        (Err(Errno::NOENT), Some((parent, _))) => {
+            make_directories(&CString::new(parent).map_err(|_| Errno::INVAL)?)?;
+            make()
+        }
+        (made, _) => made,
     }
 }
 
 /// `mkdir -p` below the current directory.
 fn make_directories(relative: &CStr) -> rustix::io::Result<()> {
-    match mkdirat(CWD, relative, Mode::from_raw_mode(0o755)) {
-        Ok(()) | Err(Errno::EXIST) => Ok(()),
-        Err(Errno::NOENT) => {
-            make_parent(&relative.to_string_lossy())?;
-            mkdirat(CWD, relative, Mode::from_raw_mode(0o755))
-        }
-        Err(errno) => Err(errno),
+    let make = || mkdirat(CWD, relative, Mode::from_raw_mode(0o755));
+    match below_parent(&relative.to_string_lossy(), make) {
+        Err(Errno::EXIST) => Ok(()),
+        made => made,
     }
 }
 
@@ -236,10 +234,10 @@ pub fn make_empty_file(directory: BorrowedFd<'_>, path: &CStr) -> rustix::io::Re
 }
 
 fn write_file(root: BorrowedFd<'_>, file: &HostFile) -> rustix::io::Result<()> {
-    make_parent(&file.path)?;
     let relative = file.path.trim_start_matches('/');
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-    let fd = openat(root, relative, flags, Mode::from_raw_mode(0o644))?;
+    let make = || openat(root, relative, flags, Mode::from_raw_mode(0o644));
+    let fd = below_parent(&file.path, make)?;
     let mut rest = file.content.as_slice();
     while !rest.is_empty() {
         let written = rustix::io::write(&fd, rest)?;

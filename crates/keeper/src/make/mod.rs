@@ -84,11 +84,6 @@ pub fn make_box(
     } else {
         None
     };
-    if plan.filesystem.is_some() {
-        // The box and the files of its command must not depend on the caller's umask. A contained
-        // command keeps the caller's.
-        umask(UMASK);
-    }
     let built = match &plan.filesystem {
         Some(filesystem) => Some(isolate_files(plan, filesystem, inherited)?),
         None => contain_files().map(|()| None)?,
@@ -154,10 +149,15 @@ fn isolate_files<'a>(
     if filesystem.proc != ProcPlan::Whole {
         launch::own_cgroup_namespace().failing(SetupStep::JoinCgroupNamespace, "")?;
     }
+    // Every file of the box has exactly the mode that it is made with.
+    umask(Mode::empty());
     let mut trees = Trees::new(inherited);
     let owner = plan.profile.identity;
     let built = files::build(filesystem, &mut trees, owner)?;
     files::enter(&built)?;
+    // The files of the command must not depend on the caller's umask. A contained command keeps the
+    // caller's.
+    umask(UMASK);
     Ok(built)
 }
 
