@@ -100,14 +100,19 @@ pub fn acquire(
     if let Some(root) = &parents.unified
         && let Some(unified) = make(at, root)?
     {
-        bound_nesting(&unified);
+        if spec.isolation != Isolation::Full {
+            bound_nesting(&unified);
+        }
         if user == CgroupUser::Maker {
             let maker = Cgroup::open(root).and_then(|pool| pool.may_enter());
             maker
                 .and_then(|maker| unified.let_enter(maker))
                 .context(|| format!("cannot let a template enter the cgroup of box {}", at.id))?;
         }
-        on_unified = unified_controllers(&at.root.layout, root)?;
+        // A controller with a v1 hierarchy is not in v2.
+        if CONTROLLERS.iter().any(|it| it.v1_root(&parents).is_none()) {
+            on_unified = unified_controllers(&at.root.layout, root)?;
+        }
         let is_threaded =
             on_unified.contains(&Controller::Cpu) && spec.isolation == Isolation::Full;
         if workload == WorkloadCgroup::Own || (is_threaded && limits.cpus.is_some()) {
@@ -209,7 +214,8 @@ fn throttled<'a>(unified: &'a Cgroup, workload: Option<&'a Cgroup>) -> &'a Cgrou
     workload.filter(is_threaded).filter(has_cpu).unwrap_or(unified)
 }
 
-/// How many cgroups a box may make below its own, and how deep. Teardown walks all of them.
+/// How many cgroups a contained box may make below its own, and how deep. Teardown walks all of them.
+/// Other boxes see no cgroups.
 const NESTING_MAX: [(&str, &str); 2] =
     [("cgroup.max.descendants", "1000"), ("cgroup.max.depth", "32")];
 
