@@ -179,8 +179,13 @@ fn audited(
 ) -> AuditedBox {
     let lines = &observation.record.lines;
     let keeper = observation.keeper().map(|keeper| keeper.pid());
-    let which =
-        ChosenProcesses { keeper, is_live: observation.is_live(), most: usize::MAX, processes };
+    let which = ChosenProcesses {
+        keeper,
+        is_live: observation.is_live(),
+        most: usize::MAX,
+        with_use: true,
+        processes,
+    };
     let (mut held, _) = held_now(at, &observation.record, which);
     // Directories in v1 hierarchies have none below them: a box cannot see them.
     held.add_cgroups(objects.cgroups.get(at.id).into_iter().flatten());

@@ -37,7 +37,7 @@ impl Processes {
         processes
     }
 
-    /// Reads the processes of one box: those in its cgroup, or without one all of the host. Reads
+    /// Finds the processes of one box: those in its cgroup, or without one among all of the host. Reads
     /// ports only of a box that shares the host's network.
     pub fn of_box(members: &[i32], shares_network: bool) -> Self {
         let listening = if shares_network { sockets::listening().ok() } else { None };
@@ -51,7 +51,7 @@ impl Processes {
         if members.is_empty() {
             processes.add(&all_pids());
         } else {
-            processes.add(members);
+            processes.add(&[]);
         }
         processes
     }

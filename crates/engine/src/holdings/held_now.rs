@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{StatFs, statfs};
+use rustix::io::Errno;
 use serde::Serialize;
 use tare_kernel::cgroup_tree::CgroupTree;
 use tare_kernel::procfs::{NAMESPACE_KINDS, NamespaceKind, ProcessDir};
@@ -86,12 +87,14 @@ pub struct ChosenProcesses<'a> {
     pub is_live: bool,
     /// How many processes are looked at closely.
     pub most: usize,
+    /// Whether what each process uses is read: its threads, memory and descriptors.
+    pub with_use: bool,
     pub processes: &'a Processes,
 }
 
 /// What the box holds on the host now, and how many processes are in it.
 pub fn held_now(at: BoxAt<'_>, record: &Record, which: ChosenProcesses<'_>) -> (Held, u64) {
-    let ChosenProcesses { keeper, is_live, most, processes } = which;
+    let ChosenProcesses { keeper, is_live, most, processes, .. } = which;
     let mut held = Held::default();
     let cgroup = CgroupReader::new(at, record);
     let tree = cgroup.tree();
@@ -103,7 +106,7 @@ pub fn held_now(at: BoxAt<'_>, record: &Record, which: ChosenProcesses<'_>) -> (
     for pid in keeper.into_iter().chain(others).take(most) {
         let shown = processes.procfs.as_ref().and_then(|it| it.process(pid).ok());
         if let Some(shown) = shown {
-            seen.look(pid, &shown, processes, &mut held);
+            seen.look(pid, &shown, which, &mut held);
             if keeper == Some(pid) && has_scratch(record) {
                 held.scratch_bytes = shown.space_at("work").ok().and_then(used);
             }
@@ -151,7 +154,19 @@ fn members(keeper: Option<i32>, tree: &CgroupTree, processes: &Processes) -> BTr
 }
 
 impl Seen {
-    fn look(&mut self, pid: i32, shown: &ProcessDir<'_>, processes: &Processes, held: &mut Held) {
+    fn look(
+        &mut self,
+        pid: i32,
+        shown: &ProcessDir<'_>,
+        which: ChosenProcesses<'_>,
+        held: &mut Held,
+    ) {
+        let processes = which.processes;
+        // The descriptors of a process show its ports.
+        if !which.with_use && processes.listening.is_empty() {
+            held.processes.push(HeldProcess { pid, threads: 0, descriptors: None });
+            return self.look_at_namespaces(pid, shown, processes);
+        }
         let stat = processes.stat(pid).or_else(|| shown.stat().ok());
         let Some(stat) = stat else { return };
         let descriptors = shown.descriptors().ok();
@@ -180,9 +195,13 @@ impl Seen {
     }
 
     fn look_at_namespaces(&mut self, pid: i32, shown: &ProcessDir<'_>, processes: &Processes) {
-        let Some(inodes) = shown.namespaces(&NAMESPACE_KINDS).ok() else {
-            self.hides_namespaces = true;
-            return;
+        let inodes = match shown.namespaces(&NAMESPACE_KINDS) {
+            Ok(inodes) => inodes,
+            Err(error) => {
+                // A process that ends is in none.
+                self.hides_namespaces |= !is_gone(&error);
+                return;
+            }
         };
         for (kind, inode) in inodes.into_iter().enumerate() {
             if processes.own_namespaces.get(kind) == Some(&inode) {
@@ -217,6 +236,11 @@ impl Held {
         });
         self.namespaces = (!seen.hides_namespaces).then(|| namespaces.collect());
     }
+}
+
+fn is_gone(error: &std::io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+    matches!(errno, Some(Errno::NOENT | Errno::SRCH))
 }
 
 /// How many mounts there are in its namespace.

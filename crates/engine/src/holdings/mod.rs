@@ -23,7 +23,7 @@ use crate::holdings::census::Processes;
 use crate::holdings::cgroup::CgroupReader;
 use crate::holdings::held_now::{ChosenProcesses, Held, held_now};
 use crate::host::layout::BoxAt;
-use crate::record::lines::HeldItem;
+use crate::record::lines::{HeldItem, NAMED_MAX};
 use crate::record::{LockedRecord, Record};
 use crate::spec::{Isolation, Network};
 
@@ -118,9 +118,9 @@ pub struct Look<'a> {
     pub held: Held,
 }
 
-/// How many processes of a box a look reads closely, so that a box with thousands of processes
-/// does not delay its own end.
-const CLOSELY_MAX: usize = 64;
+/// How many processes of a box a look reads closely: the keeper, and those that a receipt names. A box
+/// with many processes must not delay its own end.
+const CLOSELY_MAX: usize = 1 + NAMED_MAX;
 
 impl<'a> Look<'a> {
     /// Looks at a box. `keeper` is alive.
@@ -132,8 +132,13 @@ impl<'a> Look<'a> {
             return Self { at, record, keeper, includes_past: false, processes: 0, held };
         }
         let processes = Processes::of_box(&members, shares_network(record));
-        let which =
-            ChosenProcesses { keeper, is_live: true, most: CLOSELY_MAX, processes: &processes };
+        let which = ChosenProcesses {
+            keeper,
+            is_live: true,
+            most: CLOSELY_MAX,
+            with_use: false,
+            processes: &processes,
+        };
         let (held, count) = held_now(at, record, which);
         Self { at, record, keeper, includes_past: false, processes: count, held }
     }

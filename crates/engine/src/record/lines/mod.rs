@@ -23,7 +23,7 @@ use crate::time::{Moment, Timestamp, from_now};
 pub use end::{EndedLine, EndingLine, Reason, StuckLine};
 pub use evidence::Evidence;
 pub use fold::RecordLines;
-pub use held_line::{HeldItem, HeldLine, SeenGone};
+pub use held_line::{HeldItem, HeldLine, NAMED_MAX, SeenGone};
 pub use request::{Act, RequestLine, asked_for};
 
 /// The version of the format. tare does not interpret a record of another version: the same words
