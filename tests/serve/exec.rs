@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use tare_harness::{Server, Tare, eventually, tare};
+use tare_harness::{Process, Server, Tare, box_processes, eventually, tare};
 
 use crate::serve::configured;
 use crate::serve::quotas::sha256;
@@ -66,7 +66,7 @@ fn an_exec_that_a_signal_or_stop_of_its_box_ended_names_the_sender() {
             json!({ "signal": "USR1" }),
             "signal 10 (SIGUSR1), sent by tare: POST /v1/boxes/web/kill",
         ),
-        ("stop", json!({}), "signal 15 (SIGTERM), sent by tare: POST /v1/boxes/web/stop"),
+        ("stop", json!({}), "Stopped by POST /v1/boxes/web/stop"),
     ] {
         let answer = std::thread::scope(|threads| {
             let exec = || executed(&server, json!({ "command": ["sleep", "12345"] }));
@@ -79,6 +79,37 @@ fn an_exec_that_a_signal_or_stop_of_its_box_ended_names_the_sender() {
         assert!(sentence.contains(sender), "{sentence}");
     }
     end(server);
+}
+
+/// With a file, the command of a run is an exec.
+#[test]
+fn a_run_that_is_stopped_names_the_stop_also_if_its_command_is_an_exec() {
+    let tare = tare!();
+    let server = Server::start(&tare, &[]);
+    for files in [json!([]), json!([{ "path": "a", "content": "a" }])] {
+        let body = json!({ "command": ["sleep", "12345"], "files": files });
+        let (id, answer) = std::thread::scope(|threads| {
+            let run = threads.spawn(|| server.post("/v1/run", &body).was(200).json());
+            let mut id = String::new();
+            eventually("it runs", || {
+                let listed = server.get("/v1/boxes?state=running").was(200).json();
+                id = listed["boxes"][0]["id"].as_str().unwrap_or_default().to_owned();
+                let of_box = |it: &Process| it.cgroups.iter().any(|path| path.contains(&id));
+                let runs = |it: &Process| it.name == "sleep" && of_box(it);
+                !id.is_empty() && box_processes().iter().any(runs)
+            });
+            server.post(&format!("/v1/boxes/{id}/stop"), &json!({})).was(200);
+            (id, run.join().expect("an answer"))
+        });
+        let stop = format!("Stopped by POST /v1/boxes/{id}/stop");
+        let explained = server.get(&format!("/v1/boxes/{id}/explain")).was(200).json();
+        for said in [answer, explained] {
+            assert_eq!(said["cause"], "stopped", "{said}");
+            let sentence = said["sentence"].as_str().expect("a sentence");
+            assert!(sentence.starts_with(&stop), "{sentence}");
+        }
+    }
+    server.stop().ok();
 }
 
 #[test]

@@ -536,10 +536,10 @@ impl Engine {
         self.explain_in(&Scope::All, reference)
     }
 
-    /// Returns the actor that sent this signal to the processes of a box through tare, and how long
-    /// ago, if one did.
-    pub fn sender_of(&self, id: &BoxId, end: End) -> Option<(Actor, Duration)> {
-        history::sender_of(self.at(id), end)
+    /// Returns the actor that asked for the act that ended an exec in this way, if one did, and how long
+    /// ago if it was a signal.
+    pub fn asked_for_exec(&self, id: &BoxId, end: End) -> Option<(Actor, Option<Duration>)> {
+        history::asked_for_exec(self.at(id), end)
     }
 
     /// Explains a box among those that a caller can see.

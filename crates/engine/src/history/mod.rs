@@ -16,7 +16,6 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::process::Signal;
 use serde_json::json;
 use tare_control::End;
 use tare_kernel::clock::boot_ns;
@@ -33,7 +32,7 @@ use crate::observe::observe;
 use crate::observe::view::{State, no_box};
 use crate::receipt::{Receipt, SeenRemoval};
 use crate::record::Record;
-use crate::record::lines::{Act, EndedLine, Evidence, KeeperLine, Line, Reason, RequestLine};
+use crate::record::lines::{EndedLine, Evidence, KeeperLine, Line, Reason, asked_for};
 use crate::spec::name::with_key;
 use crate::spec::shown::{escaped, quoted};
 use crate::spec::{BoxId, Tenant};
@@ -313,23 +312,16 @@ pub fn removed(root: &StateRoot, id: &BoxId) -> Result<Option<Sources>, Error> {
     Ok(found.into_iter().filter_map(Lookup::kept).find(|sources| sources.id == *id))
 }
 
-/// Returns the actor that sent this signal to the processes of a box through tare, and how long ago. A
-/// stop sends SIGTERM to all execs of a box without a command.
-pub fn sender_of(at: BoxAt<'_>, end: End) -> Option<(Actor, Duration)> {
-    let signal = end.signal()?;
+/// Returns the actor that asked for the act that ended an exec in this way, and how long ago if it was a
+/// signal: in a box without a command, signals and stops go to the execs.
+pub fn asked_for_exec(at: BoxAt<'_>, end: End) -> Option<(Actor, Option<Duration>)> {
     let boxes = state_root::boxes(at.root).ok()?;
     let sources = match Record::look(boxes.as_fd(), at.id) {
         Ok(Some(record)) => Sources::read(at.id, &record),
         Ok(None) | Err(_) => removed(at.root, at.id).ok()??,
     };
-    let has_sent = |it: &&RequestLine| match it.act {
-        Act::Signal(sent) => sent == signal,
-        Act::Stop => signal == Signal::TERM.as_raw(),
-        Act::Kill | Act::Remove => false,
-    };
-    let request = sources.requests().rev().find(has_sent)?;
-    let before = Duration::from_nanos(boot_ns().saturating_sub(request.at_ns));
-    Some((request.by.clone(), before))
+    let request = asked_for(end, sources.requests())?;
+    Some((request.by.clone(), request.before(boot_ns())))
 }
 
 /// Reads the sources of all boxes that have a record.

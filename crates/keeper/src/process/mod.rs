@@ -204,9 +204,12 @@ impl Execution {
 
     /// Handles the end of the process, which was reaped. Reports the end at once; background
     /// processes that it started stay in the box. If the client asked it to end, its tree is killed
-    /// first.
-    pub fn ended(&mut self, status: WaitStatus) {
-        let end = End::of_command(status.as_raw());
+    /// first. `is_stopped`: a stop of the box went to its execs.
+    pub fn ended(&mut self, status: WaitStatus, is_stopped: bool) {
+        let mut end = End::of_command(status.as_raw());
+        if is_stopped && !self.ends_box && !self.is_copy {
+            end.cause = Cause::Stopped;
+        }
         let report = Report::Ended(end);
         match &self.stage {
             Stage::Running => {

@@ -236,12 +236,13 @@ impl Supervisor {
     /// Reaps every process that has ended, orphans of the workload included.
     fn reap(&mut self) {
         drain(&self.child_signal);
+        let is_stopped = self.is_stopping() && !self.has_command();
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
             let Some(index) = self.executions.iter().position(|one| one.is(pid)) else { continue };
             if status.exit_status() != Some(0) && self.is_scratch_full() {
                 self.executions[index].report_full_scratch();
             }
-            self.executions[index].ended(status);
+            self.executions[index].ended(status, is_stopped);
         }
     }
 

@@ -210,8 +210,10 @@ impl Process {
         let end = move || -> Result<_, Error> {
             let (end, _) = session.end()?;
             let mut ended = session.ended().cloned();
-            if let Some(ended) = ended.as_mut().filter(|_| end.cause == Cause::Signalled) {
-                (ended.by, ended.asked_before) = engine.sender_of(&id, end).unzip();
+            let is_asked_for = matches!(end.cause, Cause::Signalled | Cause::Stopped);
+            if let Some(ended) = ended.as_mut().filter(|_| is_asked_for) {
+                let (by, before) = engine.asked_for_exec(&id, end).unzip();
+                (ended.by, ended.asked_before) = (by, before.flatten());
             }
             Ok((end, ended))
         };
