@@ -19,4 +19,5 @@ mod h;
 mod i;
 mod k;
 mod n;
+mod p;
 mod w;

@@ -19,6 +19,7 @@ mod life;
 mod operating;
 mod pool;
 mod pressure;
+mod pythons;
 pub mod quotas;
 mod readers;
 mod receipts;

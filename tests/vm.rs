@@ -126,6 +126,7 @@ impl Machine {
         let users = b"root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/tmp:/bin/sh\n";
         archive.file("etc/passwd", users);
         archive.file("etc/group", b"root:x:0:\nuser:x:1000:\n");
+        add_python(&mut archive);
         for path in ["init", "etc/vm/init"] {
             archive.program(path, include_bytes!("vm/init.sh"));
         }
@@ -136,6 +137,33 @@ impl Machine {
             archive.file(&format!("etc/vm/{}", name.display()), &read(module));
         }
         archive.finish()
+    }
+}
+
+/// Adds the Python that `./check` unpacks to `target/pythons`, with what a server needs to clone it. The
+/// checks that use it are left out without it.
+fn add_python(archive: &mut Archive) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/pythons/3.13");
+    if !root.exists() {
+        return;
+    }
+    archive.symlink("lib64", "usr/lib64");
+    archive.symlink("usr/bin/python3", "python3.13");
+    archive.program("usr/bin/python3.13", &read(&root.join("usr/bin/python3.13")));
+    let library = "usr/lib/python3.13";
+    let modules = ["encodings", "collections", "importlib", "re", "ctypes", "lib-dynload"];
+    let directories = modules.map(|name| format!("{library}/{name}"));
+    let system = ["usr/lib64", "usr/lib/x86_64-linux-gnu", library].map(str::to_owned);
+    for directory in system.iter().chain(&directories) {
+        archive.directory(directory);
+        for entry in fs::read_dir(root.join(directory)).expect("it was unpacked").flatten() {
+            // Links too: they lead to files in the same root.
+            let content = fs::read(entry.path());
+            if let Ok(content) = content {
+                let path = format!("{directory}/{}", entry.file_name().display());
+                archive.program(&path, &content);
+            }
+        }
     }
 }
 

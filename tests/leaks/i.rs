@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tare_harness::record::change;
-use tare_harness::skip::is_root;
+use tare_harness::skip::{has_program, is_root};
 use tare_harness::{
     Freezer, Output, Running, Server, TemporaryDirectory, eventually, eventually_within, skip,
     unix_now, unix_seconds,
@@ -121,6 +121,57 @@ fn failed_spawns_release_their_slots() {
     eventually("the next one works", || case.exec(&id, ["true"]).code == 0);
     assert_alone(&case, &id, 1 + taken);
     case.remove(&id);
+}
+
+/// I9, ClickHouse: a slot of the pool was lost when its process could not be started.
+#[test]
+fn a_pool_of_one_is_full_again_after_the_server_had_no_descriptors_left() {
+    if !has_program("python3") || !has_program("prlimit") || !is_root() {
+        skip!("this needs python3, prlimit and root");
+    }
+    let case = case();
+    let server = Server::start_configured(&case, "[pool.python]\nwarm = 1\nmax = 1\n");
+    let run = || {
+        let body = json!({ "language": "python", "code": "print(1)" });
+        server.post("/v1/run", &body)
+    };
+    let is_full = || {
+        let metrics = server.get("/metrics").was(200).text();
+        let of = |state: &str, count: usize| {
+            metrics.contains(&format!(
+                "tare_pool_members{{pool=\"python\",state=\"{state}\"}} {count}"
+            ))
+        };
+        of("waiting", 1) && of("making", 0)
+    };
+    run().was(200);
+    eventually("the pool is full", is_full);
+    let pid = server.pid().to_string();
+    let limit = |soft: &str| {
+        let set =
+            Command::new("prlimit").args(["--pid", &pid, &format!("--nofile={soft}:")]).status();
+        assert!(set.is_ok_and(|it| it.success()));
+    };
+    for _time in 0..times(3, 30) {
+        let before = std::fs::read_to_string(format!("/proc/{pid}/limits")).expect("it lives");
+        let line = before.lines().find(|line| line.starts_with("Max open files")).expect("a limit");
+        let usual = line.split_whitespace().nth(3).expect("a number").to_owned();
+        let now = server.vitals().descriptors;
+        // Enough for a connection, and not for a box.
+        limit(&(now + 4).to_string());
+        for _call in 0..3 {
+            run();
+        }
+        limit(&usual);
+        eventually("the pool is full again", || {
+            run();
+            is_full()
+        });
+    }
+    let result = run().was(200).json();
+    assert_eq!(result["warm"], "clone", "{result}");
+    server.stop();
+    case.nothing_left();
 }
 
 fn headers() -> [(&'static str, &'static str); 1] {

@@ -3,7 +3,8 @@
 use std::io::Read;
 
 use serde_json::{Value, json};
-use tare_harness::{Answer, Server, eventually, tare, unprivileged};
+use tare_harness::skip::{has_program, is_root};
+use tare_harness::{Answer, Server, eventually, skip, tare, unprivileged};
 
 use crate::librechat::client::{Chat, Form, file, is_id, peak_bytes, text};
 
@@ -435,7 +436,7 @@ fn languages_have_the_names_that_clients_use_in_any_case() {
         let code = if name.to_lowercase().starts_with('p') { "print(1)" } else { "echo 1" };
         assert_eq!(chat.exec(json!({ "lang": name, "code": code }))["stdout"], "1\n", "{name}");
     }
-    if tare_harness::skip::has_program("node") {
+    if has_program("node") {
         for name in ["js", "JavaScript", "bun", "bun-js", "nodejs", "node-js", "node-javascript"] {
             let request = json!({ "lang": name, "code": "console.log(1)" });
             assert_eq!(chat.exec(request)["stdout"], "1\n", "{name}");
@@ -486,6 +487,49 @@ except OSError as error: print(os.strerror(error.errno))";
     let request =
         json!({ "lang": "py", "code": "import helper; print(helper.f())", "files": [module] });
     assert_eq!(chat.exec(request)["stdout"], "mine\n");
+    chat.stop(&tare);
+}
+
+#[test]
+fn executions_with_files_and_packages_run_in_clones_and_those_in_a_session_do_not() {
+    if !is_root() {
+        skip!("clones need root");
+    }
+    let tare = tare!();
+    let packages = tare_harness::TemporaryDirectory::new();
+    std::fs::create_dir(packages.join("python")).expect("a fresh directory");
+    packages.write("python/shared_package.py", "NAME = 'shared'\n");
+    let config = format!("[librechat.boxes]\npackages = '{}'\n", packages.text());
+    let chat = Chat::configured(&tare, "", &config);
+    let claims = || {
+        let metrics = chat.server.get("/metrics").was(200).text();
+        let name = "tare_pool_claims_total{pool=\"python\",kind=\"clone\"} ";
+        let line = metrics.lines().find_map(|line| line.strip_prefix(name));
+        line.expect("it is counted").parse::<u32>().expect("a number")
+    };
+    let module = chat.given("helper.py", b"def f(): return 'mine'\n");
+    let code = "import helper, shared_package\nprint(helper.f(), shared_package.NAME)\n\
+                open('out.txt', 'w').write('x')";
+    let request = json!({ "lang": "py", "code": code, "files": [module] });
+    eventually("clones run it", || {
+        let answer = chat.exec(request.clone());
+        assert_eq!(answer["stdout"], "mine shared\n", "{answer}");
+        let names: Vec<&str> = answer["files"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|it| text(&it["name"]))
+            .collect();
+        assert!(names.contains(&"out.txt"), "{answer}");
+        claims() >= 2
+    });
+    let before = claims();
+    for _call in 0..3 {
+        let in_session =
+            json!({ "lang": "py", "code": "print(1)", "runtime_session_hint": "v2:user:a" });
+        assert_eq!(chat.exec(in_session)["stdout"], "1\n");
+    }
+    assert_eq!(claims(), before, "the box of a session is made once");
     chat.stop(&tare);
 }
 

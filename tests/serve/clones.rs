@@ -291,6 +291,22 @@ fn a_clone_has_its_own_limits_and_deadline() {
 }
 
 #[test]
+fn a_clone_has_the_processor_time_that_its_request_allows() {
+    needs_clones!();
+    let tare = tare!();
+    let server = Server::start_configured(&tare, CLONES);
+    let burn = "import os, time\nuntil = time.monotonic() + 2\n\
+                if os.fork() == 0:\n    while time.monotonic() < until: pass\n    os._exit(0)\n\
+                while time.monotonic() < until: pass\nos.wait()\n\
+                times = os.times()\nprint(sum(times[:4]))";
+    let body = json!({ "language": "python", "code": burn, "limits": { "cpus": 0.2 } });
+    let result = in_clone(&server, &body);
+    let used: f64 = result["stdout"].as_str().expect("a text").trim().parse().expect("a number");
+    assert!(used < 1.0, "0.2 of a processor for two seconds: {used}");
+    server.stop();
+}
+
+#[test]
 fn signals_and_umask_of_a_clone_are_those_of_a_new_interpreter_whatever_its_modules_did() {
     needs_clones!();
     let tare = tare!();
@@ -338,32 +354,40 @@ fn a_server_that_stops_while_an_interpreter_imports_its_modules_leaves_nothing()
 
 /// All boxes of a template belong to one user of the host, whose limits they share.
 #[test]
-fn a_clone_that_uses_up_inotify_leaves_some_for_the_next_clone() {
+fn a_clone_that_uses_up_inotify_or_signals_leaves_some_for_the_next_clone() {
     needs_clones!();
-    let tare = tare!();
-    let server = Server::start_configured(&tare, CLONES);
-    let take = "import ctypes, os, sys, time\nlibc = ctypes.CDLL(None)\ncount = 0\n\
-                while libc.inotify_init() >= 0: count += 1\nprint(count, flush=True)\n";
-    let all = json!({ "language": "python", "code": format!("{take}time.sleep(1000)"),
-                      "timeout_ms": 600_000 });
-    in_clone(&server, &code("print(1)"));
-    eventually("the pool is full", || clones(&tare).len() == 2);
-    std::thread::scope(|threads| {
-        let held = threads.spawn(|| server.post("/v1/run", &all));
-        let mut running = Vec::new();
-        eventually("a clone runs", || {
-            let listed = parsed(&tare.call(["ls", "--json"]).ok());
-            running = listed.as_array().expect("a list").clone();
-            running.retain(|it| it["state"] == "running");
-            running.len() == 1
+    let inotify = "import ctypes, time\nlibc = ctypes.CDLL(None)\ncount = 0\n\
+                   while libc.inotify_init() >= 0: count += 1\nprint(count, flush=True)\n";
+    // rt_sigqueueinfo of a blocked signal to itself.
+    let signals = "import ctypes, os, signal, time\nlibc = ctypes.CDLL(None)\ncount = 0\n\
+                   signal.pthread_sigmask(signal.SIG_BLOCK, [40])\n\
+                   info = (ctypes.c_int * 32)(40, 0, -1)\n\
+                   while libc.syscall(129, os.getpid(), 40, info) == 0: count += 1\n\
+                   print(count, flush=True)\n";
+    for (take, most) in [(inotify, "16\n"), (signals, "1024\n")] {
+        let tare = tare!();
+        let server = Server::start_configured(&tare, CLONES);
+        let all = json!({ "language": "python", "code": format!("{take}time.sleep(1000)"),
+                          "timeout_ms": 600_000 });
+        in_clone(&server, &code("print(1)"));
+        eventually("the pool is full", || clones(&tare).len() == 2);
+        std::thread::scope(|threads| {
+            let held = threads.spawn(|| server.post("/v1/run", &all));
+            let mut running = Vec::new();
+            eventually("a clone runs", || {
+                let listed = parsed(&tare.call(["ls", "--json"]).ok());
+                running = listed.as_array().expect("a list").clone();
+                running.retain(|it| it["state"] == "running");
+                running.len() == 1
+            });
+            let next = in_clone(&server, &code(take));
+            assert_eq!(next["stdout"], most, "{next}");
+            tare.call(["rm", "-f", running[0]["id"].as_str().expect("an id")]).ok();
+            let held = held.join().expect("it was answered").was(200).json();
+            assert_eq!((&held["stdout"], &held["warm"]), (&json!(most), &json!("clone")));
         });
-        let next = in_clone(&server, &code(take));
-        assert_eq!(next["stdout"], "16\n", "{next}");
-        tare.call(["rm", "-f", running[0]["id"].as_str().expect("an id")]).ok();
-        let held = held.join().expect("it was answered").was(200).json();
-        assert_eq!((&held["stdout"], &held["warm"]), (&json!("16\n"), &json!("clone")));
-    });
-    server.stop();
+        server.stop();
+    }
 }
 
 #[test]

@@ -61,6 +61,26 @@ fn a_run_is_listed_by_its_program_without_its_code() {
     server.stop().ok();
 }
 
+#[test]
+fn the_duration_of_a_run_is_the_time_that_its_client_waited() {
+    let tare = tare!();
+    let server = Server::start_configured(&tare, "[limits]\nruns = 1\n");
+    let call = || {
+        let body = json!({ "command": ["sleep", "1"] });
+        server.post("/v1/run", &body).was(200).json()["duration_ms"].as_u64().expect("a number")
+    };
+    let mut waited = std::thread::scope(|threads| {
+        let calls = [threads.spawn(call), threads.spawn(call)];
+        calls.map(|call| call.join().expect("an answer"))
+    });
+    waited.sort_unstable();
+    assert!(
+        waited[0] >= 1000 && waited[1] >= waited[0] + 900,
+        "one waits for the other: {waited:?}"
+    );
+    server.stop();
+}
+
 /// The paths of the files in this list of a result.
 fn paths<'a>(result: &'a Value, list: &str) -> Vec<&'a str> {
     let files = result[list].as_array().expect("an array").iter();

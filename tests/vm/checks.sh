@@ -364,6 +364,23 @@ fifty_in_a_row_leave_nothing() {
     nothing_left || fail "$(diff /run/before /run/now)"
 }
 
+is_cloned() {
+    wget -q -O - --header 'Content-Type: application/json' \
+        --post-data '{"language": "python", "code": "print(6 * 7)"}' http://127.0.0.1:7000/v1/run \
+        | grep '"stdout":"42.n"' | grep '"warm":"clone"'
+}
+
+calls_of_python_get_clones() {
+    tare serve --listen 127.0.0.1:7000 >/run/serve.log 2>&1 &
+    local server=$!
+    eventually grep listening /run/serve.log
+    (eventually is_cloned) || fail "$(cat /run/serve.log)"
+    expect 0 "warm(python-template)" tare ls -a
+    is_cloned || fail "the next call got no clone: $(cat /run/serve.log)"
+    kill $server
+    wait $server
+}
+
 # One of the last: nothing brings the hierarchy back.
 without_cgroups_boxes_still_end_whole() {
     expect 0 "no writable cgroup here" tare run -- true
@@ -413,6 +430,7 @@ check a_box_is_paused
 check a_lease_ends_a_box_that_nobody_watches
 check users_without_privileges_have_boxes_that_live_on
 check a_number_that_a_keeper_had_is_spared
+[ ! -e /usr/bin/python3 ] || check calls_of_python_get_clones
 if [ $layout = pure ]; then
     umount $cgroups
     check without_cgroups_boxes_still_end_whole

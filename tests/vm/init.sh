@@ -9,6 +9,7 @@ bb=/usr/bin/busybox
 if ! [ -e /etc/vm/moved ]; then
     $bb mount -t tmpfs -o mode=0755,size=60% root /mnt
     $bb cp -a /usr /etc /bin /sbin /lib /mnt
+    [ ! -e /lib64 ] || $bb cp -a /lib64 /mnt
     $bb mkdir -p /mnt/proc /mnt/sys /mnt/dev /mnt/run /mnt/tmp /mnt/mnt /mnt/srv /mnt/root
     $bb touch /mnt/etc/vm/moved
     exec $bb switch_root /mnt /etc/vm/init

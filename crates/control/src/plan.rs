@@ -85,6 +85,7 @@ pub enum Resource {
     OpenFiles,
     Processes,
     RealtimePriority,
+    QueuedSignals,
 }
 
 impl From<Resource> for rustix::process::Resource {
@@ -99,6 +100,7 @@ impl From<Resource> for rustix::process::Resource {
             Resource::OpenFiles => Self::Nofile,
             Resource::Processes => Self::Nproc,
             Resource::RealtimePriority => Self::Rtprio,
+            Resource::QueuedSignals => Self::Sigpending,
         }
     }
 }

@@ -207,6 +207,10 @@ fn has_writable_volume(spec: &Spec) -> bool {
     spec.volumes.iter().any(|volume| volume.access == Access::ReadWrite)
 }
 
+/// All clones of a template count against one limit of the host, which is some ten thousand. POSIX timers
+/// count too.
+const QUEUED_SIGNALS_MAX: u64 = 1024;
+
 fn resource_limits(
     spec: &Spec,
     cgroups: &CgroupHolding,
@@ -218,6 +222,7 @@ fn resource_limits(
         vec![limit(Resource::Core, 0), limit(Resource::OpenFiles, u64::from(limits.nofile))];
     if spec.isolation == Isolation::Full {
         set.push(limit(Resource::LockedMemory, 64 << 10));
+        set.push(limit(Resource::QueuedSignals, QUEUED_SIGNALS_MAX));
         for resource in [Resource::MessageQueues, Resource::Nice, Resource::RealtimePriority] {
             set.push(limit(resource, 0));
         }

@@ -45,6 +45,9 @@ impl WaitingClone {
         let mut passed: Vec<BorrowedFd<'_>> = streams.iter().map(AsFd::as_fd).collect();
         passed.extend(self.rules.as_ref().map(AsFd::as_fd));
         let confined = message(launch).and_then(|message| {
+            if let Some(tasks) = launch.tasks {
+                rustix::io::write(tasks, PID.as_raw_nonzero().to_string().as_bytes())?;
+            }
             fds::send_with(self.socket.as_fd(), &message, &passed)?;
             self.await_answer()
         });

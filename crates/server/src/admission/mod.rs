@@ -14,6 +14,8 @@ pub mod quota;
 pub mod share;
 pub mod streams;
 
+use std::time::Instant;
+
 use tare_engine::spec::{Spec, Tenant};
 use tare_engine::{Actor, BoxId, Changes, Details, EndedLine, Explanation, Receipt, Scope};
 
@@ -163,6 +165,8 @@ pub struct Admission {
 /// The right to have one box, until it is dropped.
 #[derive(Debug)]
 pub struct Admitted {
+    /// When the request asked for it.
+    pub asked_at: Instant,
     /// `None` for a box that lives on.
     run: Option<Permit>,
     place: Place,
@@ -261,9 +265,10 @@ impl Admission {
         caller: &Caller,
         need: Need,
     ) -> Result<Admitted, ServiceError> {
+        let asked_at = Instant::now();
         let quota = self.quotas.hold(config, caller, need)?;
         match self.admit_to_host(config, need).await {
-            Ok((run, place)) => Ok(Admitted { run, place, quota }),
+            Ok((run, place)) => Ok(Admitted { asked_at, run, place, quota }),
             Err(error) => {
                 if let Some(quota) = quota {
                     quota.refund();
@@ -290,7 +295,7 @@ impl Admission {
     /// Admits a box that waits in a pool: it counts with what it uses, and is promised nothing.
     pub async fn admit_waiting(&self) -> Result<Admitted, ServiceError> {
         let place = self.pressure.place(Work::Box, Promise::default()).await?;
-        Ok(Admitted { run: None, place, quota: None })
+        Ok(Admitted { asked_at: Instant::now(), run: None, place, quota: None })
     }
 
     /// The guard of a box that exists already.
@@ -303,7 +308,7 @@ impl Admission {
     ) -> Admitted {
         let quota = key.map(|key| self.quotas.of_existing(key, need.memory_bytes));
         let place = self.pressure.place_of_existing(id, Promise::new(&config.admission, need));
-        Admitted { run: None, place, quota }
+        Admitted { asked_at: Instant::now(), run: None, place, quota }
     }
 
     /// Returns when no run is active.

@@ -113,8 +113,10 @@ pub fn acquire(
         if CONTROLLERS.iter().any(|it| it.v1_root(&parents).is_none()) {
             on_unified = unified_controllers(&at.root.layout, root)?;
         }
-        let is_threaded =
-            on_unified.contains(&Controller::Cpu) && spec.isolation == Isolation::Full;
+        // A clone exists before its workload has a cgroup, and is in that of its box.
+        let is_threaded = on_unified.contains(&Controller::Cpu)
+            && spec.isolation == Isolation::Full
+            && user != CgroupUser::Maker;
         if workload == WorkloadCgroup::Own || (is_threaded && limits.cpus.is_some()) {
             let keeper = match user {
                 CgroupUser::Keeper(uid) => uid,

@@ -135,7 +135,7 @@ impl Service {
     async fn claim_member(&self, mut member: Member, spec: Spec) -> Option<(Claimed, Warm)> {
         let claim = move || {
             if !member.waiting.is_alive() {
-                return Err(member);
+                return Err(Box::new(member));
             }
             let Member { waiting, admitted, .. } = member;
             let kind = waiting.kind();
@@ -148,7 +148,7 @@ impl Service {
             Ok(claimed) => claimed.ok(),
             Err(dead) => {
                 let service = self.clone();
-                tokio::spawn(async move { service.end_members(vec![dead], Why::Died).await });
+                tokio::spawn(async move { service.end_members(vec![*dead], Why::Died).await });
                 None
             }
         }
@@ -290,7 +290,7 @@ impl Service {
     /// Looks whether packages of templates have changed. On a thread of the pools: a file system may not
     /// answer.
     fn look_at_origins(&self) {
-        let templates = locked(&self.pools.shelves).to_look_at(LOOK_AT_ORIGINS_EVERY);
+        let templates = locked(&self.pools.shelves).take_due(LOOK_AT_ORIGINS_EVERY);
         if templates.is_empty() {
             return;
         }

@@ -206,15 +206,12 @@ enum How {
     NotCloneable,
 }
 
-/// A template cannot make a box with a limit on processor time: the clone exists before the cgroup with
-/// that limit.
 fn how<T>(request: &RunRequest<T>, config: &Config) -> How {
     let spec = &request.spec;
     let is_fresh = |key: &Key| key.warm.is_some() && Tenant::from(key.name.clone()) == spec.tenant;
     let can_be_cloned = spec.isolation == Isolation::Full
         && spec.network == Network::None
-        && spec.privilege == Privilege::Unprivileged
-        && spec.limits.cpus.is_none();
+        && spec.privilege == Privilege::Unprivileged;
     let has_room = config.pool.python.is_asked || config.limits.boxes >= BOXES_MIN;
     match can_be_cloned {
         _ if request.wish == WarmWish::Fresh || config.keys.iter().any(is_fresh) => How::Fresh,

@@ -216,7 +216,7 @@ impl Shelves {
 
     /// Returns the templates whose packages were not looked at for this time, unless a thread looks at them
     /// now.
-    pub fn to_look_at(&mut self, every: Duration) -> Vec<Arc<Template>> {
+    pub fn take_due(&mut self, every: Duration) -> Vec<Arc<Template>> {
         let is_due = self.looked_at.is_none_or(|at| at.elapsed() >= every);
         if !is_due || self.is_looking || self.templates.is_empty() {
             return Vec::new();

@@ -167,7 +167,8 @@ impl Steps {
         request: RunRequest<T>,
         sink: OutputSink,
     ) -> Result<RunOutput<T>, ServiceError> {
-        let started = Instant::now();
+        // The client has waited for its turn too.
+        let started = self.admitted.as_ref().map_or_else(Instant::now, |it| it.asked_at);
         let (box_id, result) =
             match self.get_box(self.service.shape_for(&request), request.box_spec()).await {
                 Ok(mut own) => {
