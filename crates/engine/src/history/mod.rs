@@ -43,8 +43,8 @@ const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 /// How much of stderr a history has.
 pub const STDERR_BYTES: usize = 2048;
 
-const NO_RECEIPT: &str = "the receipt of a removed box is kept for its retention, that of a run \
-                          only if it was asked for";
+const NO_RECEIPT: &str = "the receipt of a removed box is kept for its retention; a run has one \
+                          only if it asks for a 'receipt'";
 
 /// Why a box ended, its history, and its state.
 #[derive(Debug)]
@@ -389,7 +389,7 @@ pub fn receipt(
     };
     found.receipt.ok_or_else(|| {
         Error::new(ErrorKind::NoSuchBox, format!("box {} has no receipt", found.id))
-            .with_hint("a run has one only if it was started with --receipt, or \"receipt\": true")
+            .with_hint(NO_RECEIPT)
     })
 }
 

@@ -337,7 +337,10 @@ pub fn check_parent(root: &StateRoot, parents: &CgroupRoots) -> Result<(), Error
 }
 
 fn no_parent(parent: &Path) -> Error {
-    let hint = format!("make it first: 'mkdir {}', or a slice of systemd", parent.display());
+    let hint = format!(
+        "make it first, in every hierarchy of cgroups: 'mkdir {}', or a slice of systemd",
+        parent.display()
+    );
     cannot_use_parent(parent).caused_by("there is no such cgroup").with_hint(hint)
 }
 
