@@ -25,7 +25,7 @@ fn target(name: &str) -> PathBuf {
 }
 
 /// Debian's generic kernel package, and the same with the files that a machine needs, unpacked.
-fn package() -> Option<(PathBuf, PathBuf)> {
+pub fn package() -> Option<(PathBuf, PathBuf)> {
     let directory = target("kernel-package");
     let entries = fs::read_dir(&directory).ok()?;
     let mut paths = entries.map(|entry| entry.expect(OURS).path());

@@ -4,6 +4,8 @@ use std::env::var_os;
 use std::path::PathBuf;
 
 pub use tare_engine::Purpose;
+use tare_engine::spec::quantity;
+use tare_engine::vm::MachineSettings;
 use tare_engine::vm::kernels::Kernels;
 use tare_engine::{Context as _, Engine, Error};
 
@@ -39,6 +41,20 @@ impl Context {
         let path = path_in("TARE_VM_DIR").map_or_else(default, Ok)?;
         let absolute = std::path::absolute(path);
         absolute.context(|| "cannot find the directory of the kernels".to_owned()).map(Kernels::at)
+    }
+
+    /// What the user has set for machines.
+    pub fn machines(&self) -> Result<MachineSettings, Error> {
+        let boot_within = var_os("TARE_VM_BOOT").filter(|value| !value.is_empty()).map(|value| {
+            quantity::duration(&value.to_string_lossy()).map_err(|error| {
+                Error::bad_request("TARE_VM_BOOT is not a duration").caused_by(error)
+            })
+        });
+        Ok(MachineSettings {
+            kernels: self.kernels()?,
+            monitor: self.monitor(),
+            boot_within: boot_within.transpose()?,
+        })
     }
 
     /// The monitor that the user named.

@@ -78,7 +78,8 @@ fn note(circumstances: &Circumstances<'_>) -> Option<String> {
         | Cause::ClientGone
         | Cause::ServerStopping
         | Cause::KeeperLost
-        | Cause::HostRebooted => false,
+        | Cause::HostRebooted
+        | Cause::MachineLost => false,
     };
     (!is_known).then(|| circumstances.sentence().with_advice(words))
 }

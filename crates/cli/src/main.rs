@@ -1,8 +1,8 @@
 //! `tare`: the command line. Only this crate prints, and only this crate reads the arguments and
 //! the environment of the process.
 //!
-//! The same binary is also the keeper of every box and the program that runs a server's hook. The
-//! name under which it is started decides.
+//! The same binary is also the keeper of every box, the first process of every machine, and the
+//! program that runs a server's hook. The name under which it is started decides.
 
 mod cli;
 mod commands;
@@ -28,6 +28,9 @@ fn main() -> ExitCode {
     let name = arguments.first().map(|name| name.as_bytes());
     if name == Some(tare_control::KEEPER_NAME.to_bytes()) {
         return tare_keeper::main();
+    }
+    if name == Some(tare_control::MACHINE_NAME.to_bytes()) {
+        return tare_keeper::inner::main();
     }
     if name == Some(tare_server::hook_runner::NAME.to_bytes()) {
         return tare_server::hook_runner::main(&arguments);

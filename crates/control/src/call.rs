@@ -197,6 +197,8 @@ pub enum SetupStep {
     Streams,
     Fork,
     Detach,
+    /// The machine did not answer; the subject has its last lines.
+    Boot,
 }
 
 /// The step of starting the command that a failure belongs to.
@@ -273,6 +275,11 @@ pub enum Report {
     Refused(Refusal),
     /// The scratch space was full when the process had ended; comes before [`Report::Ended`].
     ScratchFull,
+    /// What the first process of a machine knows about it.
+    MachineState {
+        /// How many processes the machine's kernel has killed for memory.
+        oom_kills: u64,
+    },
 }
 
 #[cfg(test)]

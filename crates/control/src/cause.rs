@@ -41,10 +41,13 @@ pub enum Cause {
     ScratchFull,
     /// The host was restarted while the box lived.
     HostRebooted,
+    /// The machine of the box ended before its command: its monitor was killed, or its kernel panicked,
+    /// restarted or turned it off.
+    MachineLost,
 }
 
 impl Cause {
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Exited,
         Self::Signalled,
         Self::Timeout,
@@ -60,6 +63,7 @@ impl Cause {
         Self::Pids,
         Self::ScratchFull,
         Self::HostRebooted,
+        Self::MachineLost,
     ];
 
     pub fn as_str(self) -> &'static str {
@@ -79,6 +83,7 @@ impl Cause {
             Self::Pids => "pids",
             Self::ScratchFull => "scratch_full",
             Self::HostRebooted => "host_rebooted",
+            Self::MachineLost => "machine_lost",
         }
     }
 }
@@ -171,7 +176,7 @@ impl End {
             | Cause::HostRebooted
             | Cause::StartFailed
             | Cause::Memory => None,
-            Cause::KeeperLost => memory,
+            Cause::KeeperLost | Cause::MachineLost => memory,
             Cause::Signalled => match signal_of(self.wait_status) {
                 Some(SIGABRT | SIGBUS) => pressure.cause(),
                 Some(_) | None => memory,
@@ -242,6 +247,7 @@ mod tests {
             (Cause::Lease, 124, None),
             (Cause::Killed, 137, Some(9)),
             (Cause::KeeperLost, 137, Some(9)),
+            (Cause::MachineLost, 137, Some(9)),
         ] {
             let end = End::killed(cause);
             assert_eq!((end.code(), end.signal()), (code, signal), "{cause}");
@@ -283,7 +289,13 @@ mod tests {
 
     #[test]
     fn memory_is_the_cause_of_a_failure_that_nothing_stronger_explains() {
-        let weaker = [Cause::Signalled, Cause::KeeperLost, Cause::Pids, Cause::ScratchFull];
+        let weaker = [
+            Cause::Signalled,
+            Cause::KeeperLost,
+            Cause::MachineLost,
+            Cause::Pids,
+            Cause::ScratchFull,
+        ];
         for (end, pressure) in combinations().filter(|(_, pressure)| pressure.oom) {
             let failed = end.cause == Cause::Exited && end.wait_status != 0;
             let expected =

@@ -46,6 +46,11 @@ impl Channel {
         Self { socket, pending: Vec::new(), passed: Vec::new() }
     }
 
+    /// Gives up the channel. Nothing was read from it before.
+    pub fn into_socket(self) -> OwnedFd {
+        self.socket
+    }
+
     /// Returns the next message without waiting. Reads until a message is complete or the socket is
     /// empty, so a caller that waits for the next edge (epoll(7)) misses nothing.
     pub fn receive<M: DeserializeOwned>(&mut self, bytes_max: usize) -> Received<M> {

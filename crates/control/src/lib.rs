@@ -19,6 +19,7 @@ mod frame;
 pub mod journal;
 pub mod log;
 mod plan;
+pub mod port;
 
 pub use call::{
     Call, Exec, ExecStreams, Go, KeeperUsage, LaunchStep, PROTOCOL, Program, Refusal, Report,
@@ -31,7 +32,8 @@ pub use frame::{
 };
 
 pub use plan::{
-    BpfInstruction, CREATOR_FD, Capabilities, DetachedPlan, FIRST_ROLE_FD, Filesystem, HostEntry,
-    HostFile, Identity, KEEPER_NAME, LandlockPlan, Plan, ProcPlan, Profile, Resource,
-    ResourceLimit, Role, RootPlan, ScratchPlan, TerminalPlan, TreeSource, VolumePlan,
+    BpfInstruction, CREATOR_FD, Capabilities, DetachedPlan, ExportPlan, FIRST_ROLE_FD, Filesystem,
+    GuestPlan, HostEntry, HostFile, Identity, KEEPER_NAME, LandlockPlan, MACHINE_NAME, MachinePlan,
+    MonitorFd, Plan, ProcPlan, Profile, Resource, ResourceLimit, Role, RootPlan, ScratchPlan,
+    SharedTree, TerminalPlan, TreeSource, VolumePlan,
 };

@@ -34,10 +34,16 @@ pub enum Role {
     /// The socket to the clone of a template that was made with the keeper: the other process of the
     /// box.
     Clone,
+    /// The kernel that a machine boots.
+    Kernel,
+    /// The first files of a machine: this binary, and modules of the kernel.
+    Initramfs,
 }
 
 /// The name under which the binary is a keeper.
 pub const KEEPER_NAME: &CStr = c"tare-keeper";
+/// The name under which the binary is the first process of a machine, and its path in there.
+pub const MACHINE_NAME: &CStr = c"/tare-machine";
 
 /// Where a tree of files to be mounted comes from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -188,6 +194,18 @@ pub struct Filesystem {
     pub scratch: ScratchPlan,
     pub files: Vec<HostFile>,
     pub volumes: Vec<VolumePlan>,
+    /// For the box of a machine.
+    pub export: Option<ExportPlan>,
+}
+
+/// The root that a machine sees, assembled apart from the root of its monitor: that one has a `/proc`
+/// from which the memory of the monitor can be written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExportPlan {
+    /// Absolute, in the root of the monitor.
+    pub path: String,
+    pub entries: Vec<HostEntry>,
+    pub files: Vec<HostFile>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -227,4 +245,48 @@ pub struct Plan {
     pub hostname: Option<String>,
     pub landlock: Option<LandlockPlan>,
     pub profile: Profile,
+    /// The workload of this box is a machine, and the command runs in it.
+    pub machine: Option<Box<MachinePlan>>,
+}
+
+/// A machine, and the box in it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachinePlan {
+    /// The program that runs the machine, with its arguments. It inherits [`MonitorFd`]s.
+    pub monitor: Vec<Vec<u8>>,
+    /// How long the machine may take until its keeper answers.
+    pub boot_ns: u64,
+    pub guest: GuestPlan,
+}
+
+/// What the first process of a machine needs to know.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestPlan {
+    /// The box in the machine. Its roles are those of its trees.
+    pub plan: Plan,
+    /// The trees of the plan by their numbers.
+    pub trees: Vec<SharedTree>,
+    /// How many processes the box may have.
+    pub pids: u32,
+    /// The time of the host, in nanoseconds since 1970. The outer keeper sets it.
+    pub now_ns: u64,
+}
+
+/// A tree that the monitor shares with the machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharedTree {
+    /// The name of the share.
+    pub share: String,
+    /// Where it is in the share.
+    pub path: String,
+    pub writable: bool,
+}
+
+/// The descriptors of a monitor after its standard streams, by number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MonitorFd {
+    Port = 3,
+    Console = 4,
+    Kernel = 5,
+    Initramfs = 6,
 }

@@ -40,6 +40,7 @@ use crate::session::{Session, attach, exec, files};
 use crate::spec::{BoxId, DetachOptions, Limits, Name, Spec, Tenant};
 use crate::teardown::OWN_WITHIN;
 use crate::time::Timestamp;
+use crate::vm::MachineSettings;
 
 /// How long one attempt of a server to end a box may hold a thread. A task waits for a box that takes
 /// longer, and the server tries again.
@@ -121,6 +122,12 @@ impl Engine {
         Ok(self)
     }
 
+    /// Makes boxes in machines too.
+    pub fn with_machines(mut self, settings: MachineSettings) -> Self {
+        self.root.machines = Some(Arc::new(settings));
+        self
+    }
+
     fn new(state_root: Option<PathBuf>, access: RootAccess) -> Result<Self, Error> {
         let host = Host::probe();
         if host.boot_id.is_empty() {
@@ -148,6 +155,7 @@ impl Engine {
                 cgroup_parent: None,
                 on_reclaimed: OnReclaimed::default(),
                 creator: Actor::creator(),
+                machines: None,
                 open_segment: OpenSegment::default(),
             },
             end_within: OWN_WITHIN,

@@ -15,11 +15,14 @@
 
 mod cgroup;
 mod inherited;
+pub mod inner;
 mod journal;
+mod machine;
 mod make;
 mod output;
 mod process;
 mod programs;
+pub mod relay;
 mod serve;
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,6 +31,7 @@ use std::process::ExitCode;
 use cgroup::Freezer;
 use inherited::InheritedFds;
 use journal::Journal;
+use machine::{Machine, MachineFiles};
 use make::{Companion, Failing, Failure};
 use output::Output;
 use process::ExecContext;
@@ -38,7 +42,8 @@ use serve::connections::Connections;
 use serve::deadlines::Deadlines;
 use tare_control::journal::BoxEvent;
 use tare_control::{
-    CALL_BYTES_MAX, Cause, Channel, End, Go, PLAN_BYTES_MAX, Plan, Report, Request, Role, SetupStep,
+    CALL_BYTES_MAX, Cause, Channel, End, Go, MachinePlan, PLAN_BYTES_MAX, Plan, Report, Request,
+    Role, SetupStep,
 };
 use tare_kernel::clock;
 use tare_kernel::signals;
@@ -61,14 +66,15 @@ pub fn main() -> ExitCode {
     let Some(Request::Go(go)) = creator.wait_until(CALL_BYTES_MAX, u64::MAX) else {
         return ExitCode::SUCCESS;
     };
-    match made.start(creator, *go) {
-        Some(mut supervisor) => {
-            let end = supervisor.supervise();
-            conclude(&mut supervisor, end);
-            ExitCode::SUCCESS
-        }
-        None => ExitCode::FAILURE,
-    }
+    let Some(mut supervisor) = made.start(creator, *go) else {
+        return ExitCode::FAILURE;
+    };
+    let Some(end) = supervisor.supervise() else {
+        return ExitCode::FAILURE;
+    };
+    let end = supervisor.settle_machine(end);
+    conclude(&mut supervisor, end);
+    ExitCode::SUCCESS
 }
 
 /// A box that is made and waits for its go.
@@ -79,6 +85,8 @@ struct MadeBox {
     child_signal: OwnedFd,
     freezer: Option<Freezer>,
     has_scratch: bool,
+    /// The machine to start.
+    machine: Option<(MachinePlan, MachineFiles)>,
     /// The claim on the box's user ids, which the keeper holds until the box has ended.
     uid_lock: OwnedFd,
 }
@@ -118,7 +126,14 @@ impl MadeBox {
         Ok(Self {
             listener: required(Role::Listener)?,
             uid_lock: required(Role::UidLock)?,
-            has_scratch: plan.filesystem.is_some(),
+            has_scratch: plan.filesystem.is_some() && plan.machine.is_none(),
+            machine: match plan.machine {
+                Some(plan) => {
+                    let kernel = required(Role::Kernel)?;
+                    Some((*plan, MachineFiles { kernel, initramfs: required(Role::Initramfs)? }))
+                }
+                None => None,
+            },
             context: ExecContext { profile: plan.profile, cgroup, tasks, output, clone },
             journal,
             child_signal,
@@ -128,6 +143,8 @@ impl MadeBox {
 
     /// Returns `None` if the command could not be started. The creator has the report.
     fn start(self, creator: Channel, go: Go) -> Option<Supervisor> {
+        let machine = self.machine.map(|(plan, files)| Machine::start(plan, files, &self.context));
+        let machine = machine.transpose().map_err(|report| creator.report(&report)).ok()?;
         let mut supervisor = Supervisor {
             executions: Vec::new(),
             context: self.context,
@@ -143,6 +160,9 @@ impl MadeBox {
             freezer: self.freezer,
             has_scratch: self.has_scratch,
             connections: Connections::default(),
+            machine,
+            lost: None,
+            is_failed: false,
             _uid_lock: self.uid_lock,
         };
         supervisor.start_command(creator, go.exec).then_some(supervisor)

@@ -119,6 +119,19 @@ pub fn set_stdio([stdin, stdout, stderr]: [BorrowedFd<'_>; 3]) -> io::Result<()>
     Ok(dup2_stderr(stderr)?)
 }
 
+/// Puts copies of descriptors at the numbers from `first` on. They stay open across `execve`. Only for
+/// a process that is about to execute and that uses no other descriptor with these numbers.
+pub fn place_from(first: RawFd, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    for (number, fd) in (first..).zip(fds) {
+        // SAFETY: dup2(2) takes two numbers. What was open at the second one is closed: the caller
+        // promises not to use it again.
+        if unsafe { libc::dup2(fd.as_raw_fd(), number) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
 /// Makes `execve` close every descriptor from `first` on.
 pub fn close_on_exec_from(first: RawFd) -> io::Result<()> {
     // SAFETY: close_range with this flag closes nothing now.

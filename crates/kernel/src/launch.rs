@@ -24,6 +24,8 @@ use crate::step::{once, step};
 /// How long a child may take to execute its program. The disk may be slow, but a keeper
 /// that waits does not enforce its deadlines.
 const EXECUTES_WITHIN_NS: u64 = 5_000_000_000;
+/// A child places descriptors for its program only at numbers below this one.
+pub const PLACED_BELOW: i32 = 16;
 /// Pause between two checks whether the child was stopped.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
@@ -37,8 +39,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// too long, is killed, and that is an error.
 pub fn until_exec<F: FnOnce()>(cgroup: Option<BorrowedFd<'_>>, child: F) -> io::Result<Pid> {
     let (done, write_end) = step("make exec pipe", || pipe_with(PipeFlags::CLOEXEC))?;
-    // Above the numbers that the child places its streams at.
-    let write_end = fcntl_dupfd_cloexec(write_end, 3)?;
+    // Above the numbers that the child places descriptors at.
+    let write_end = fcntl_dupfd_cloexec(write_end, PLACED_BELOW)?;
     let order = Cell::new(Some(child));
     let run: fn(&Cell<Option<F>>) = |order| order.take().map_or((), |child| child());
     // SAFETY: `start` needs a main function that only makes system calls, and an order that

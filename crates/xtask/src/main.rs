@@ -8,6 +8,7 @@
 
 mod bench;
 mod failure;
+mod fuzz;
 mod http;
 mod lane;
 mod licences;
@@ -38,6 +39,8 @@ enum Task {
     /// (internal) a bench, inside of its lane
     #[command(hide = true)]
     BenchInside(bench::BenchInside),
+    /// Try random input for a while
+    Fuzz(fuzz::FuzzOptions),
     /// Check that each dependency is under a licence that is allowed
     Licences,
     /// Write the manual pages of tare and of its commands
@@ -69,6 +72,7 @@ fn perform(job: Task) -> Result<(), Failure> {
     match job {
         Task::Bench(options) => bench::perform(&options),
         Task::BenchInside(inside) => bench::serve_inside(&inside),
+        Task::Fuzz(options) => fuzz::perform(&options),
         Task::Licences => licences::check(),
         Task::Man(options) => man::write(&options),
         Task::Notices => print(&notices::text()?),

@@ -7,7 +7,7 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
@@ -27,6 +27,12 @@ impl Tare {
     pub fn detached<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> String {
         let mut command = self.command(["run", "-d"]);
         command.args(args);
+        self.detached_by(command)
+    }
+
+    /// Runs a command that makes a detached box: the id that it printed.
+    #[track_caller]
+    pub fn detached_by(&self, command: Command) -> String {
         self.expect_lasting_boxes();
         let output = Running::start(with_pipes(command, Stdio::null())).wait().ok().said_nothing();
         id_of(&output)

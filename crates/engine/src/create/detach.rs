@@ -20,7 +20,7 @@ use crate::error::{Context, Error, Hint, LimitName};
 use crate::history;
 use crate::host::layout::{BoxAt, StateRoot};
 use crate::record::LockedRecord;
-use crate::session::failure::{self, START_WITHIN};
+use crate::session::failure;
 use crate::session::{Event, Session, TeardownFds};
 use crate::spec::{BoxId, DetachOptions, Limit, Spec, quantity};
 
@@ -141,7 +141,7 @@ fn await_detached(
     given_up: Option<BorrowedFd<'_>>,
 ) -> Result<Process, Error> {
     let keeper = session.keeper()?;
-    let until = Instant::now() + START_WITHIN;
+    let until = Instant::now() + session.start_within();
     loop {
         match await_report(session, until, given_up)? {
             Report::Detached => return Ok(keeper),
@@ -157,7 +157,8 @@ fn await_detached(
             | Report::Usage(_)
             | Report::Input { .. }
             | Report::Refused(_)
-            | Report::ScratchFull) => return Err(failed(session.event(report))),
+            | Report::ScratchFull
+            | Report::MachineState { .. }) => return Err(failed(session.event(report))),
         }
     }
 }

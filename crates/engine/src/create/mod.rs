@@ -16,6 +16,7 @@ pub mod clone;
 pub mod detach;
 pub mod endow;
 pub mod host_view;
+pub mod machine;
 pub mod plan;
 pub mod seccomp;
 pub mod trees;
@@ -38,6 +39,7 @@ use crate::care::tend;
 use crate::create::birth::{BirthOrder, CreateFailed, IdMap};
 use crate::create::clone::FromTemplate;
 use crate::create::endow::Endowment;
+use crate::create::machine::Machine;
 use crate::create::plan::{TreeSources, Trees};
 use crate::create::trees::Mapping;
 use crate::error::{Context, Error, Hint, LimitName};
@@ -99,6 +101,8 @@ pub struct Prepared {
     session: Session,
     timeout: Option<Duration>,
     lease: Lease,
+    /// The command waits for its machine, and its timeout counts from its start.
+    boots: bool,
 }
 
 impl Prepared {
@@ -117,8 +121,11 @@ impl Prepared {
     }
 
     /// Starts the command. A box without a command waits for execs.
-    pub fn go(self, exec: Option<Exec>) -> Result<Session, Error> {
-        let deadline_ns = self.timeout.map(from_now);
+    pub fn go(self, mut exec: Option<Exec>) -> Result<Session, Error> {
+        let deadline_ns = self.timeout.filter(|_| !self.boots).map(from_now);
+        if let (true, Some(exec), Some(timeout)) = (self.boots, &mut exec, self.timeout) {
+            exec.timeout_ns = Some(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
+        }
         let go = Go { exec, deadline_ns, lease_ns: self.lease.ends_ns() };
         let session = self.session.until(deadline_ns);
         let sent = encode(&Request::Go(Box::new(go)), CALL_BYTES_MAX).map_err(too_large);
@@ -196,14 +203,23 @@ pub fn prepare(
     new: NewBox<'_>,
     tend: &dyn Fn(&BoxId),
 ) -> Result<Prepared, Error> {
-    let made = acquire(at, &record, new)
-        .map_err(CreateFailed::from)
-        .and_then(|acquired| start_keeper(at, &mut record, new, acquired));
+    let machine = new.spec.machine.as_ref().map(|wanted| Machine::find(at, new, wanted));
+    let made = machine.transpose().map_err(CreateFailed::from).and_then(|machine| {
+        let around = machine.as_ref().map_or(new, |it| NewBox { spec: &it.outer, ..new });
+        let acquired = acquire(at, &record, around)?;
+        let made = start_keeper(at, &mut record, around, acquired, machine.as_ref())?;
+        Ok((made, machine.map(|it| it.boot_within)))
+    });
     match made {
-        Ok(made) => {
+        Ok((made, boot_within)) => {
             let lease = made.lease;
+            let timeout = new.spec.timeout;
             let session = made.into_session(at, record, reserve, new.spec);
-            Ok(Prepared { session, timeout: new.spec.timeout, lease })
+            let session = match boot_within {
+                Some(within) => session.booting(within, timeout),
+                None => session,
+            };
+            Ok(Prepared { session, timeout, lease, boots: boot_within.is_some() })
         }
         Err(CreateFailed { error, child }) => {
             drop(reserve);
@@ -305,9 +321,13 @@ fn start_keeper(
     record: &mut LockedRecord,
     new: NewBox<'_>,
     mut acquired: Acquired,
+    machine: Option<&Machine<'_>>,
 ) -> Result<StartedKeeper, CreateFailed> {
     let host = &at.root.host;
-    let (endowment, sources) = acquired.endowment();
+    let (mut endowment, sources) = acquired.endowment();
+    if let Some(machine) = machine {
+        machine.give_to(&mut endowment);
+    }
     let order = BirthOrder {
         namespaces: namespaces(new, acquired.map),
         cgroup: acquired.cgroups.unified.as_ref().map(AsFd::as_fd),
@@ -330,13 +350,20 @@ fn start_keeper(
     if let Mode::Template = new.mode {
         plan::for_template(&mut plan, acquired.range.first);
     }
+    if let Some(machine) = machine {
+        let directories: Vec<_> = acquired.trees.volumes.iter().map(|it| it.is_directory).collect();
+        machine.plan(&mut plan, at, new.mode, (&acquired.cgroups, &directories));
+    }
     acquired.cgroups.join.clear();
     acquired.cgroups.workload_tasks = None;
     let lease = Lease::of(new.mode.options().and_then(|options| options.lease));
     let made = StartedKeeper {
         child,
         link,
-        notes: notes(new.spec, host, acquired.map, &acquired.cgroups),
+        notes: notes(new.spec, host, acquired.map, &acquired.cgroups)
+            .into_iter()
+            .chain(machine.and_then(Machine::note))
+            .collect(),
         cgroups: acquired.cgroups,
         claim: acquired.range.claim,
         streams: acquired.stdio.ours,

@@ -39,6 +39,18 @@ pub struct TreeSources {
     volumes: Vec<(TreeSource, bool)>,
 }
 
+impl TreeSources {
+    /// The trees of a box in a machine: its root comes first, then its volumes.
+    pub fn of_guest(directories: &[bool]) -> Self {
+        let volumes = (1..).zip(directories);
+        Self {
+            scratch: None,
+            root: Some(TreeSource::Inherited(0)),
+            volumes: volumes.map(|(number, it)| (TreeSource::Inherited(number), *it)).collect(),
+        }
+    }
+}
+
 impl Trees {
     pub fn give_to<'a>(&'a self, endowment: &mut Endowment<'a>) -> TreeSources {
         let mut give = |tree: &'a Tree| endowment.give_tree(tree);
@@ -75,6 +87,7 @@ pub fn plan(
         landlock: isolated.then_some(LandlockPlan { root_writable: trees.root.is_some() }),
         filesystem: isolated.then(|| filesystem(spec, hostname, trees)),
         profile,
+        machine: None,
     }
 }
 
@@ -156,6 +169,7 @@ fn filesystem(spec: &Spec, hostname: &str, trees: TreeSources) -> Filesystem {
             }
         },
         volumes,
+        export: None,
     }
 }
 

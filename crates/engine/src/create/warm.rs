@@ -49,7 +49,7 @@ impl Prepared {
         let new = NewBox { spec, mode: Mode::Attached(Stdin::Empty) };
         let exec = plan::first_exec(new)
             .map(|exec| tare_control::Exec { env: plan::environment(spec), ..exec });
-        Self { session, timeout: spec.timeout, lease }.go(exec)
+        Self { session, timeout: spec.timeout, lease, boots: false }.go(exec)
     }
 
     /// Sends the go without a command. The box then waits for execs.

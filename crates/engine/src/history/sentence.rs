@@ -15,6 +15,9 @@ use crate::record::lines::Evidence;
 use crate::spec::quantity::{show_bytes, show_duration};
 use crate::time::Timestamp;
 
+const MACHINE_LOST: &str = "The machine ended before its command: its kernel panicked, restarted or \
+                            turned it off, or a process killed its monitor.";
+
 /// What ended: a whole box with its command, or one exec in a box that may live on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Subject {
@@ -97,6 +100,7 @@ impl<'a> Circumstances<'a> {
             Cause::HostRebooted => {
                 ("Ended by a restart of the host, which leaves no box alive.".to_owned(), None)
             }
+            Cause::MachineLost => (MACHINE_LOST.to_owned(), None),
         };
         Sentence { text, hint: limit.map(Hint::Raise) }
     }
@@ -351,6 +355,7 @@ mod tests {
             said(End::killed(Cause::KeeperLost), &evidence(), None),
             said(End::killed(Cause::ServerStopping), &evidence(), None),
             said(End::killed(Cause::HostRebooted), &evidence(), None),
+            said(End::killed(Cause::MachineLost), &evidence(), None),
         ] {
             assert!(BOXES.contains(&sentence), "{sentence}");
         }

@@ -159,7 +159,8 @@ fn why_killed(end: End) -> Option<&'static str> {
         | Cause::StartFailed
         | Cause::Pids
         | Cause::ScratchFull
-        | Cause::HostRebooted => None,
+        | Cause::HostRebooted
+        | Cause::MachineLost => None,
     }
 }
 

@@ -13,6 +13,7 @@ use crate::host::cgroups::{CgroupParent, CgroupRoots};
 use crate::host::tag::{Tag, TaggedId};
 use crate::host::{Host, read};
 use crate::spec::{BoxId, Tenant};
+use crate::vm::MachineSettings;
 
 /// One state root on this host, and what this process may do there.
 #[derive(Debug, Clone)]
@@ -25,6 +26,8 @@ pub struct StateRoot {
     pub on_reclaimed: OnReclaimed,
     /// This process, for the records of the boxes that it makes.
     pub creator: Actor,
+    /// How machines are made, if this process can make them.
+    pub machines: Option<Arc<MachineSettings>>,
     pub open_segment: OpenSegment,
 }
 

@@ -35,6 +35,13 @@ pub struct Changes {
     pub lease: Option<Option<Duration>>,
 }
 
+impl Changes {
+    /// Whether a machine would have to be changed.
+    fn are_of_machine(&self) -> bool {
+        self.memory_bytes.is_some() || self.pids.is_some()
+    }
+}
+
 /// Stops every process of a detached box where it is; its deadlines go on.
 ///
 /// An attached box cannot be paused: unless it has a processor limit, its keeper is in the cgroup
@@ -117,6 +124,12 @@ pub fn rename(at: BoxAt<'_>, wanted: &Name) -> Result<(), Error> {
 pub fn update(at: BoxAt<'_>, changes: &Changes) -> Result<(), Error> {
     let (mut record, _) = lock_detached(at, Request::Update, CHANGE_LATER)?;
     let before = match &record.lines.created {
+        Some(created) if created.spec.machine.is_some() && changes.are_of_machine() => {
+            let message = format!("cannot change the memory or the processes of box {}", at.id);
+            return Err(Error::conflict(message)
+                .caused_by("its machine got them when it was started")
+                .with_hint("make a new box; --cpus and --lease can be changed"));
+        }
         Some(created) => created.spec.limits.clone(),
         None => return Err(damaged(at.id)),
     };

@@ -49,6 +49,9 @@ pub fn setup(step: SetupStep, subject: &str, errno: i32) -> Error {
     let kind = if step == SetupStep::Volume { ErrorKind::BadRequest } else { ErrorKind::Failed };
     let doing = setup_message(step, &escaped(subject));
     let error = Error::new(kind, doing);
+    if step == SetupStep::Boot {
+        return boot(error, subject, errno);
+    }
     if step == SetupStep::Volume && errno == Errno::LOOP.raw_os_error() {
         return error
             .caused_by("a symlink on the way leads to another file system, or is in one")
@@ -60,6 +63,25 @@ pub fn setup(step: SetupStep, subject: &str, errno: i32) -> Error {
         None => error,
     };
     obstacle::explained(error, FailedStep::Setup(step))
+}
+
+/// The subject is what the machine and its monitor printed last.
+fn boot(error: Error, printed: &str, errno: i32) -> Error {
+    let lines: Vec<String> = printed.lines().map(escaped).filter(|it| !it.is_empty()).collect();
+    let last = match lines.is_empty() {
+        true => "it printed nothing".to_owned(),
+        false => format!("its last lines: {}", lines.join(" | ")),
+    };
+    if errno == Errno::TIMEDOUT.raw_os_error() {
+        return error
+            .caused_by(format!("its keeper did not answer in time; {last}"))
+            .with_hint("TARE_VM_BOOT sets the time; 'tare doctor' shows what the host lacks");
+    }
+    let why = match Errno::from_raw_os_error(errno) {
+        Errno::PROTO => "its first process is not this tare's",
+        _ => "its monitor ended",
+    };
+    error.caused_by(format!("{why}; {last}")).with_hint(Hint::SeeDoctor)
 }
 
 fn setup_message(step: SetupStep, subject: &str) -> String {
@@ -83,6 +105,7 @@ fn setup_message(step: SetupStep, subject: &str) -> String {
         SetupStep::Streams => format!("cannot connect the command's streams ({subject})"),
         SetupStep::Fork => format!("cannot start a process in the box ({subject})"),
         SetupStep::Detach => "cannot detach the box".to_owned(),
+        SetupStep::Boot => "the machine did not start".to_owned(),
     }
 }
 
@@ -113,6 +136,7 @@ fn setup_hint(step: SetupStep, errno: i32) -> Option<Hint> {
         | SetupStep::Terminal
         | SetupStep::Landlock
         | SetupStep::Streams
+        | SetupStep::Boot
         | SetupStep::Detach => None,
     };
     text.map(Hint::from)

@@ -87,6 +87,10 @@ pub struct Session {
 /// its own, because most sessions learn little.
 #[derive(Debug, Default)]
 struct Observed {
+    /// How long the box's machine may boot before the command starts.
+    boot_within: Duration,
+    /// Counts from the start of the command, if its machine boots first.
+    timeout: Option<Duration>,
     /// Why the process could not be started, or why its keeper was lost.
     failure: Option<String>,
     /// The actor that ended the template of the box, and the box with it.
@@ -178,6 +182,17 @@ impl Session {
     /// Makes this the session that ends its box.
     pub(crate) fn owning(self, owned: OwnedBox) -> Self {
         Self { owned: Some(Box::new(owned)), ..self }
+    }
+
+    /// The box's machine boots first. The timeout counts from the start of the command.
+    pub(crate) fn booting(mut self, within: Duration, timeout: Option<Duration>) -> Self {
+        (self.observed.boot_within, self.observed.timeout) = (within, timeout);
+        self
+    }
+
+    /// Returns how long the box may take to start its command.
+    pub(crate) fn start_within(&self) -> Duration {
+        START_WITHIN + self.observed.boot_within
     }
 
     /// Notices limits that the box reaches.
@@ -283,6 +298,7 @@ impl Session {
         };
         match &event {
             Event::Started => {
+                self.deadline_ns = self.observed.timeout.map(from_now).or(self.deadline_ns);
                 // When its command has ended, the keeper and what ends with it are gone.
                 if let Some(owned) = &mut self.owned {
                     owned.look(&self.id);
@@ -299,7 +315,7 @@ impl Session {
 
     /// Waits until the command runs. An error says why it does not.
     pub fn wait_started(&mut self) -> Result<(), Error> {
-        let until = Instant::now() + START_WITHIN;
+        let until = Instant::now() + self.start_within();
         loop {
             match self.next_event() {
                 Some(Event::Terminal(_)) => {}
@@ -359,7 +375,8 @@ impl Session {
             | Report::Done
             | Report::Usage(_)
             | Report::Input { .. }
-            | Report::ScratchFull => self.lost(),
+            | Report::ScratchFull
+            | Report::MachineState { .. } => self.lost(),
         }
     }
 
@@ -559,7 +576,8 @@ impl Session {
             | Cause::StartFailed
             | Cause::Pids
             | Cause::ScratchFull
-            | Cause::HostRebooted => (None, None),
+            | Cause::HostRebooted
+            | Cause::MachineLost => (None, None),
         }
     }
 

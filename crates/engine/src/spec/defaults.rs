@@ -68,6 +68,7 @@ impl Spec {
             isolation: Isolation::Full,
             seccomp: SeccompProfile::Default,
             terminal: Terminal::Pipes,
+            machine: None,
         }
     }
 }

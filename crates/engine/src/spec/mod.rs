@@ -145,6 +145,36 @@ pub struct Spec {
     pub isolation: Isolation,
     pub seccomp: SeccompProfile,
     pub terminal: Terminal,
+    /// The machine that the box runs in; `None`: the host's kernel runs it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<MachineSpec>,
+}
+
+/// The virtual machine of a box.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachineSpec {
+    pub accel: Accel,
+    /// `None`: the chosen kernel.
+    pub kernel: Option<String>,
+}
+
+/// Which accelerator a user wants for a machine.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Accel {
+    #[default]
+    Kvm,
+    /// Emulation, which is not a security boundary.
+    Tcg,
+    /// KVM where it works, otherwise emulation.
+    Auto,
+}
+
+/// What runs the instructions of a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Accelerator {
+    Kvm,
+    Tcg,
 }
 
 /// Options of a box that outlives its creator.

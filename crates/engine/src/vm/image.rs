@@ -92,6 +92,14 @@ impl Elf {
     }
 }
 
+/// Returns how much of an ELF file is loaded when it is executed, from the beginning of the file.
+pub fn loaded_bytes(head: &[u8]) -> Option<u64> {
+    const PT_LOAD: u64 = 1;
+    let elf = Elf(head.to_vec());
+    let loaded = elf.segments().filter(|it| it.kind == PT_LOAD);
+    loaded.map(|it| it.offset.saturating_add(it.bytes)).max()
+}
+
 /// A row of the program header table.
 struct ElfSegment {
     kind: u64,

@@ -26,7 +26,7 @@ use tare_kernel::step::step;
 use super::apt;
 use super::package::Package;
 use super::parts::{self, Chosen};
-use crate::error::{Context, Error};
+use crate::error::{Context, Error, ErrorKind};
 use crate::spec::name::is_token;
 use crate::spec::shown::quoted;
 
@@ -51,6 +51,17 @@ pub struct Kernel {
     pub modules: Vec<String>,
     /// Whether boxes that name no kernel get this one.
     pub chosen: bool,
+}
+
+/// A kernel that a machine boots.
+#[derive(Debug)]
+pub struct BootKernel {
+    pub name: String,
+    pub file: OwnedFd,
+    /// Names and contents, in the order in which a machine loads them.
+    pub modules: Vec<(String, Vec<u8>)>,
+    /// Whether the kernel takes devices from its command line.
+    pub devices_on_command_line: bool,
 }
 
 /// The builder of a kernel, as its banner names it.
@@ -149,6 +160,38 @@ impl Kernels {
     /// Returns the kernel of boxes that name none.
     pub fn chosen(&self) -> Result<Option<Kernel>, Error> {
         self.chosen_name().map_or(Ok(None), |name| self.read(&name))
+    }
+
+    /// Opens a kernel to boot it: `named`, or the chosen one.
+    pub fn boot(&self, named: Option<&str>) -> Result<BootKernel, Error> {
+        let kernel = match named {
+            Some(name) => self.find(name)?,
+            None => self.chosen()?.ok_or_else(|| {
+                let message = format!("no kernel is chosen in {}", self.path.display());
+                Error::new(ErrorKind::Unsupported, message)
+                    .with_hint("'tare vm kernel fetch' downloads one")
+            })?,
+        };
+        let cannot = || format!("cannot read the kernel {}", kernel.name);
+        let missing = || Error::failed(cannot());
+        let directory = self.open()?.ok_or_else(missing)?;
+        let file = File::from(fds::open_file(&directory, kernel.name.as_str()).context(cannot)?);
+        let bytes = file.metadata().context(cannot)?.size();
+        let description = read_description(&file, bytes).context(cannot)?.ok_or_else(missing)?;
+        let mut at = description.elf_bytes;
+        let mut modules = Vec::with_capacity(description.modules.len());
+        for Module { name, bytes } in description.modules {
+            let mut content = vec![0; bytes as usize];
+            file.read_exact_at(&mut content, at).context(cannot)?;
+            at += bytes;
+            modules.push((name, content));
+        }
+        Ok(BootKernel {
+            name: kernel.name,
+            file: file.into(),
+            modules,
+            devices_on_command_line: description.devices_on_command_line,
+        })
     }
 
     /// Adds a kernel from a package, an unpacked package or a kernel file, and chooses it. It replaces a

@@ -13,8 +13,8 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use tare_control::{
-    Filesystem, HostEntry, HostFile, Identity, Role, RootPlan, ScratchPlan, SetupStep, TreeSource,
-    VolumePlan,
+    ExportPlan, Filesystem, HostEntry, HostFile, Identity, Role, RootPlan, ScratchPlan, SetupStep,
+    TreeSource, VolumePlan,
 };
 use tare_kernel::mount::{self, Attributes, NOSUID_NODEV, Reach};
 use tare_kernel::step::step;
@@ -171,7 +171,10 @@ fn host_view(
         show_host_entry(entry)?;
     }
     for file in &plan.files {
-        write_file(scratch.as_fd(), file).failing(SetupStep::Root, &file.path)?;
+        write_file(file).failing(SetupStep::Root, &file.path)?;
+    }
+    if let Some(export) = &plan.export {
+        show_in(scratch.as_fd(), export)?;
     }
     make_volume_points(scratch.as_fd(), scratch.as_fd(), plan)?;
     for directory in CPU_TOPOLOGY_POINT {
@@ -182,6 +185,21 @@ fn host_view(
     mount::add_attributes(scratch.as_fd(), attributes, Reach::Recursive)
         .failing(SetupStep::Root, "read-only")?;
     Ok(scratch)
+}
+
+/// Assembles the root of a machine in a directory of this root.
+fn show_in(scratch: BorrowedFd<'_>, export: &ExportPlan) -> Result<(), Failure> {
+    let failing = |errno: Errno| Failure::of(SetupStep::Root, &export.path, errno);
+    let path = CString::new(export.path.as_str()).map_err(|_| failing(Errno::INVAL))?;
+    let place = open_or_make(scratch, &path, Kind::Directory, ResolveFlags::NO_SYMLINKS);
+    rustix::process::fchdir(place.map_err(failing)?).map_err(failing)?;
+    for entry in &export.entries {
+        show_host_entry(entry)?;
+    }
+    for file in &export.files {
+        write_file(file).failing(SetupStep::Root, &file.path)?;
+    }
+    rustix::process::fchdir(scratch).map_err(failing)
 }
 
 /// Binds or links one entry. The current directory is the new root, in which no other process
@@ -233,10 +251,10 @@ pub fn make_empty_file(directory: BorrowedFd<'_>, path: &CStr) -> rustix::io::Re
     mknodat(directory, path, FileType::RegularFile, Mode::from_raw_mode(0o444), 0)
 }
 
-fn write_file(root: BorrowedFd<'_>, file: &HostFile) -> rustix::io::Result<()> {
+fn write_file(file: &HostFile) -> rustix::io::Result<()> {
     let relative = file.path.trim_start_matches('/');
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-    let make = || openat(root, relative, flags, Mode::from_raw_mode(0o644));
+    let make = || openat(CWD, relative, flags, Mode::from_raw_mode(0o644));
     let fd = below_parent(&file.path, make)?;
     let mut rest = file.content.as_slice();
     while !rest.is_empty() {

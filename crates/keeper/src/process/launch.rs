@@ -30,6 +30,8 @@ pub struct Launch<'a> {
     pub cgroup: Option<BorrowedFd<'a>>,
     /// The cgroup v1 `tasks` file that the process joins.
     pub tasks: Option<BorrowedFd<'a>>,
+    /// Its descriptors after the standard streams. Their own numbers are above those.
+    pub passed: &'a [BorrowedFd<'a>],
 }
 
 /// Everything that the child needs, prepared before it exists. The child shares the keeper's memory,
@@ -148,6 +150,7 @@ fn confine(
 ) -> Result<(), LaunchFailure> {
     let at = |step: LaunchStep| move |error: io::Error| (step, error);
     new_session(&launch.streams).map_err(at(LaunchStep::Session))?;
+    fds::place_from(3, launch.passed).map_err(at(LaunchStep::Session))?;
     set_limits(launch.profile).map_err(at(LaunchStep::Limits))?;
     give_up_privileges(launch).map_err(at(LaunchStep::Credentials))?;
     enter_directory(workdir).map_err(at(LaunchStep::WorkingDirectory))?;

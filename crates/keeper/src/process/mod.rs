@@ -59,6 +59,8 @@ pub struct ExecContext {
 pub struct Execution {
     /// `None` for the entry of a box without a command.
     pid: Option<Pid>,
+    /// For a process in the machine of the box.
+    remote: Option<Remote>,
     /// The client, or the creator of the box. `None` if the process does not need one.
     channel: Option<Channel>,
     mark: Option<TreeMark>,
@@ -72,6 +74,50 @@ pub struct Execution {
     /// It is a program of tare that copies files.
     pub is_copy: bool,
     end: Option<End>,
+}
+
+/// A process that the keeper in the machine starts.
+#[derive(Debug)]
+pub struct Remote {
+    /// The connection to that keeper, once there is one.
+    pub channel: Option<Channel>,
+    /// Its request, until the machine is ready.
+    waiting: Option<(Option<Exec>, Vec<OwnedFd>)>,
+    /// For the journal. `None` for the entry of a box without a command.
+    program: Option<Program>,
+    /// Counts from its start.
+    pub timeout_ns: Option<u64>,
+    pub started: bool,
+    /// The keeper in the machine found the scratch space full.
+    pub scratch_full: bool,
+    /// It was asked for a terminal, which has not come yet.
+    awaits_terminal: bool,
+    /// Its output goes to the log: once it has started, it does not need its client.
+    pub outlives_client: bool,
+}
+
+impl Remote {
+    pub fn waiting(exec: Option<Exec>, passed: Vec<OwnedFd>) -> Self {
+        Self {
+            channel: None,
+            program: exec.as_ref().map(|exec| exec.program.clone()),
+            awaits_terminal: matches!(exec, Some(Exec { streams: ExecStreams::Terminal(_), .. })),
+            timeout_ns: exec.as_ref().and_then(|exec| exec.timeout_ns),
+            waiting: Some((exec, passed)),
+            started: false,
+            scratch_full: false,
+            outlives_client: false,
+        }
+    }
+
+    /// Returns whether a terminal may come now.
+    pub fn take_terminal(&mut self) -> bool {
+        std::mem::take(&mut self.awaits_terminal)
+    }
+
+    pub fn take_waiting(&mut self) -> Option<(Option<Exec>, Vec<OwnedFd>)> {
+        self.waiting.take()
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,7 +139,7 @@ pub fn start(
     let streams = streams_of(client, exec, context, ends_box)?;
     let cgroup = context.cgroup.as_ref().map(AsFd::as_fd);
     let tasks = context.tasks.as_ref().map(AsFd::as_fd);
-    let launch = Launch { profile: &context.profile, exec, streams, cgroup, tasks };
+    let launch = Launch { profile: &context.profile, exec, streams, cgroup, tasks, passed: &[] };
     let (pid, mark) = match (&exec.program, context.clone.take()) {
         (Program::Clone, Some(clone)) => (clone.start(&launch)?, None),
         (_, clone) => {
@@ -116,6 +162,7 @@ impl Execution {
     pub fn without_command() -> Self {
         Self {
             pid: None,
+            remote: None,
             channel: None,
             mark: None,
             deadline_ns: None,
@@ -126,6 +173,60 @@ impl Execution {
             is_copy: false,
             end: None,
         }
+    }
+
+    /// Makes the entry of a process in the machine.
+    pub fn in_machine(remote: Remote, ends_box: bool) -> Self {
+        let is_copy = !matches!(remote.program, None | Some(Program::Command(_) | Program::Clone));
+        Self { remote: Some(remote), ends_box, is_copy, ..Self::without_command() }
+    }
+
+    pub fn remote_mut(&mut self) -> Option<&mut Remote> {
+        self.remote.as_mut()
+    }
+
+    /// Returns the connection to the keeper in the machine.
+    pub fn remote_channel(&self) -> Option<&Channel> {
+        self.remote.as_ref()?.channel.as_ref()
+    }
+
+    pub fn remote_channel_mut(&mut self) -> Option<&mut Channel> {
+        self.remote.as_mut()?.channel.as_mut()
+    }
+
+    pub fn has_started(&self) -> bool {
+        self.remote.as_ref().is_some_and(|remote| remote.started)
+    }
+
+    /// Handles the end that the keeper in the machine reports.
+    pub fn ended_in_machine(&mut self, end: End) {
+        if self.stage != Stage::Running {
+            return;
+        }
+        self.end = Some(end);
+        if let Some(remote) = &mut self.remote {
+            remote.channel = None;
+        }
+        if self.ends_box {
+            self.stage = Stage::Over;
+        } else {
+            self.conclude(Some(&Report::Ended(end)));
+        }
+    }
+
+    pub fn refuse(&mut self, refusal: Refusal) {
+        self.conclude(Some(&Report::Refused(refusal)));
+    }
+
+    /// The process did not start, and its client knows.
+    pub fn forget(&mut self) {
+        self.stage = Stage::Over;
+    }
+
+    /// Returns the event of the start of a process in the machine for the journal.
+    pub fn begun(&self, started: bool) -> Option<BoxEvent> {
+        let program = self.remote.as_ref()?.program.as_ref()?;
+        Some(begun(self.number, program, started))
     }
 
     /// The execution ends when this client hangs up.
@@ -143,7 +244,8 @@ impl Execution {
     }
 
     pub fn has_process(&self) -> bool {
-        self.pid.is_some()
+        let in_machine = self.remote.as_ref().is_some_and(|remote| remote.program.is_some());
+        self.pid.is_some() || in_machine
     }
 
     pub fn channel(&self) -> Option<&Channel> {
@@ -252,8 +354,18 @@ impl Execution {
     }
 
     /// Sends a signal to the process. While it is running it is not reaped, so its pid is its own.
-    pub fn signal(&self, signal: i32) {
-        if let (Stage::Running, Some(pid)) = (&self.stage, self.pid) {
+    pub fn signal(&mut self, signal: i32) {
+        if let Some(remote) = self.remote.as_ref().filter(|_| self.stage == Stage::Running) {
+            match &remote.channel {
+                Some(channel) => {
+                    channel.send(&Request::Signal(signal), REQUEST_BYTES_MAX, &[]).ok();
+                }
+                // The machine is not ready, so the signal ends a process that has not begun.
+                None => {
+                    self.end(End::of_command(signal), Some(Report::Ended(End::of_command(signal))))
+                }
+            }
+        } else if let (Stage::Running, Some(pid)) = (&self.stage, self.pid) {
             // A process that has just ended needs no signal.
             step("signal a process", || signal_child(pid, signal)).ok();
         }
@@ -279,6 +391,11 @@ impl Execution {
             self.stage = Stage::Over;
             return;
         }
+        if let Some(remote) = &mut self.remote {
+            // The keeper in the machine kills the tree of a process whose client is gone.
+            (remote.channel, remote.waiting) = (None, None);
+            return self.conclude(report.as_ref());
+        }
         self.signal(SIGKILL);
         self.stage = Stage::Ending(report);
         self.kill_again();
@@ -303,9 +420,9 @@ impl Execution {
 }
 
 /// Returns the event of a start, or of a failed start, for the journal.
-pub fn begun(process: u32, exec: &Exec, started: bool) -> BoxEvent {
+pub fn begun(process: u32, program: &Program, started: bool) -> BoxEvent {
     let failed = |name: &[u8]| BoxEvent::ExecFailed { process, name: Name::of(name) };
-    match (&exec.program, started) {
+    match (program, started) {
         (Program::Command(argv), _) => {
             let program = argv.first().map_or(&b""[..], Vec::as_slice);
             if started {
@@ -326,7 +443,8 @@ pub fn begun(process: u32, exec: &Exec, started: bool) -> BoxEvent {
     }
 }
 
-fn streams_of(
+/// Returns the streams of a new process.
+pub fn streams_of(
     client: &mut Channel,
     exec: &Exec,
     context: &mut ExecContext,

@@ -21,7 +21,7 @@ impl Supervisor {
             return;
         }
         let (report, happened) = match call {
-            Call::Exec(exec) => return self.execute(channel, &exec),
+            Call::Exec(exec) => return self.execute(channel, exec),
             Call::Signal(signal) => {
                 self.signal(signal);
                 (Report::Done, Some(BoxEvent::Signalled { signal }))
@@ -45,20 +45,23 @@ impl Supervisor {
         channel.report(&report);
     }
 
-    fn execute(&mut self, mut channel: Channel, exec: &Exec) {
+    fn execute(&mut self, mut channel: Channel, exec: Exec) {
         if self.freezer.as_ref().is_some_and(Freezer::is_frozen) {
             return channel.report(&Report::Refused(Refusal::Paused));
         }
         let running = self.executions.iter().filter(|one| !one.ends_box).count();
         let started = if running < EXECS_MAX {
-            process::start(&mut channel, exec, &mut self.context, false)
+            if self.machine.is_some() {
+                return self.execute_in_machine(channel, exec);
+            }
+            process::start(&mut channel, &exec, &mut self.context, false)
         } else {
             Err(Report::Refused(Refusal::Busy))
         };
         channel.report(started.as_ref().err().unwrap_or(&Report::Started));
         let number = self.journal.as_mut().map_or(0, |journal| {
             let number = journal.count_process();
-            journal.note(process::begun(number, exec, started.is_ok()));
+            journal.note(process::begun(number, &exec.program, started.is_ok()));
             number
         });
         if let Ok(mut execution) = started {

@@ -7,6 +7,7 @@
 pub mod calls;
 pub mod connections;
 pub mod deadlines;
+pub mod remote;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -24,6 +25,7 @@ use tare_kernel::step::step;
 
 use crate::cgroup::Freezer;
 use crate::journal::Journal;
+use crate::machine::Machine;
 use crate::make::{Failing, Failure};
 use crate::process::{self, ExecContext, Execution, launch};
 use crate::serve::connections::{Connection, Connections};
@@ -55,6 +57,12 @@ pub struct Supervisor {
     pub freezer: Option<Freezer>,
     pub has_scratch: bool,
     pub connections: Connections,
+    /// The machine in which all executions are.
+    pub machine: Option<Machine>,
+    /// The machine has ended, and the box with it.
+    pub lost: Option<End>,
+    /// The command could not be started in the machine. The creator has got the report.
+    pub is_failed: bool,
     /// Held until the box has ended, and never used.
     pub _uid_lock: OwnedFd,
 }
@@ -67,6 +75,7 @@ enum Source {
     Listener,
     Connection,
     Execution,
+    Machine,
 }
 
 impl Supervisor {
@@ -78,6 +87,9 @@ impl Supervisor {
             step("listen on the box's socket", || rustix::net::listen(&self.listener, BACKLOG));
         let started = listening.failing(SetupStep::Streams, "socket").map_err(Failure::into_report);
         let started = started.and_then(|()| {
+            if self.machine.is_some() {
+                return self.await_machine(&mut creator, exec);
+            }
             let command = match exec {
                 Some(exec) => process::start(&mut creator, &exec, &mut self.context, true)?,
                 None => Execution::without_command(),
@@ -87,9 +99,11 @@ impl Supervisor {
         });
         match started {
             Ok(command) => {
-                creator.report(&Report::Started);
-                if command.has_process() {
-                    self.note(BoxEvent::Started);
+                if self.machine.is_none() {
+                    creator.report(&Report::Started);
+                    if command.has_process() {
+                        self.note(BoxEvent::Started);
+                    }
                 }
                 self.executions.push(command.for_client(creator));
                 true
@@ -101,15 +115,19 @@ impl Supervisor {
         }
     }
 
-    /// Runs until the box has to end.
-    pub fn supervise(&mut self) -> End {
+    /// Runs until the box has to end. Returns `None` if its command could not be started in its
+    /// machine.
+    pub fn supervise(&mut self) -> Option<End> {
         // Requests that came with the go were read together with it, so no poll reports them.
         self.obey_clients();
         let mut end = self.end_of_box();
         loop {
+            if self.is_failed {
+                return None;
+            }
             if let Some(end) = end {
                 self.forget_ended();
-                return end;
+                return Some(end);
             }
             let ready = self.wait();
             end = self.turn(&ready);
@@ -163,6 +181,10 @@ impl Supervisor {
         }
         self.obey_clients();
         self.tend_executions();
+        if self.machine.is_some() {
+            self.tend_machine();
+            self.forget_ended();
+        }
         self.end_of_box()
     }
 
@@ -172,7 +194,8 @@ impl Supervisor {
             let waits = self.executions.iter().all(|one| one.ends_box && !one.has_process());
             (waits && self.is_stopping()).then_some(End::of_command(ENDED_WELL))
         };
-        let end = self.executions.iter().find_map(Execution::end_of_box).or_else(stopped)?;
+        let end = self.executions.iter().find_map(Execution::end_of_box);
+        let end = end.or(self.lost).or_else(stopped)?;
         let is_by_itself = matches!(end.cause, Cause::Exited | Cause::Signalled);
         Some(if is_by_itself && self.is_stopping() {
             End { cause: Cause::Stopped, ..end }
@@ -183,11 +206,14 @@ impl Supervisor {
 
     /// Waits until something happens or is due.
     fn wait(&self) -> Vec<Source> {
-        let watched: Vec<(Source, BorrowedFd<'_>)> = self.watched().collect();
+        let watched = self.watched().map(|(source, fd)| (source, fd, PollFlags::IN));
+        let machine = self.machine.iter().flat_map(|machine| machine.interests());
+        let machine = machine.map(|(fd, flags)| (Source::Machine, fd, flags));
+        let watched: Vec<(Source, BorrowedFd<'_>, PollFlags)> = watched.chain(machine).collect();
         let mut fds: Vec<PollFd<'_>> =
-            watched.iter().map(|(_, fd)| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+            watched.iter().map(|(_, fd, flags)| PollFd::from_borrowed_fd(*fd, *flags)).collect();
         let timeout = self.next_look().map(timespec);
-        let sources = watched.iter().map(|(source, _)| *source);
+        let sources = watched.iter().map(|(source, _, _)| *source);
         match poll(&mut fds, timeout.as_ref()) {
             // After an interrupted wait, the loop takes one more turn.
             Ok(_) | Err(Errno::INTR) => {}
@@ -213,12 +239,14 @@ impl Supervisor {
         let output = self.context.output.iter().flat_map(|one| one.sources());
         let connections = self.connections.iter().map(|one| one.channel.as_fd());
         let executions = self.executions.iter().filter_map(Execution::channel);
+        let remote = self.executions.iter().filter_map(Execution::remote_channel);
         [child]
             .into_iter()
             .chain(listener)
             .chain(output.map(|fd| (Source::Output, fd)))
             .chain(connections.map(|fd| (Source::Connection, fd)))
             .chain(executions.map(|one| (Source::Execution, one.as_fd())))
+            .chain(remote.map(|one| (Source::Machine, one.as_fd())))
     }
 
     /// Returns the time until something is due.
@@ -229,7 +257,8 @@ impl Supervisor {
         let connections = self.connections.next_ns();
         let executions = self.executions.iter().filter_map(Execution::deadline_ns);
         let due = self.deadlines.next().into_iter();
-        let next_ns = due.chain(connections).chain(executions).min()?;
+        let machine = self.machine.as_ref().and_then(Machine::next_ns);
+        let next_ns = due.chain(connections).chain(executions).chain(machine).min()?;
         Some(Duration::from_nanos(next_ns.saturating_sub(boot_ns())))
     }
 
@@ -238,6 +267,9 @@ impl Supervisor {
         drain(&self.child_signal);
         let is_stopped = self.is_stopping() && !self.has_command();
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
+            if let Some(machine) = self.machine.as_mut().filter(|one| one.is_monitor(pid)) {
+                machine.ended();
+            }
             let Some(index) = self.executions.iter().position(|one| one.is(pid)) else { continue };
             if status.exit_status() != Some(0) && self.is_scratch_full() {
                 self.executions[index].report_full_scratch();
@@ -268,7 +300,7 @@ impl Supervisor {
     }
 
     /// Sets the deadline of an execution. That of the command is the deadline of the box.
-    fn end_at(&mut self, index: usize, at_ns: u64) {
+    pub fn end_at(&mut self, index: usize, at_ns: u64) {
         if self.executions[index].ends_box {
             self.deadlines.timeout_ns = Some(at_ns);
         } else {
@@ -286,9 +318,9 @@ impl Supervisor {
     }
 
     /// Sends a signal to the command. In a box without a command, sends it to all execs.
-    pub fn signal(&self, signal: i32) {
+    pub fn signal(&mut self, signal: i32) {
         let has_command = self.has_command();
-        let signalled = self.executions.iter().filter(|one| one.ends_box == has_command);
+        let signalled = self.executions.iter_mut().filter(|one| one.ends_box == has_command);
         signalled.for_each(|one| one.signal(signal));
     }
 

@@ -217,7 +217,7 @@ fn reason(cause: Cause, signal: Option<&str>) -> Option<String> {
         Cause::ServerStopping | Cause::ClientGone => "The execution was interrupted".to_owned(),
         Cause::Pids => "Too many processes".to_owned(),
         Cause::ScratchFull => "No space left".to_owned(),
-        Cause::KeeperLost | Cause::StartFailed | Cause::HostRebooted => {
+        Cause::KeeperLost | Cause::MachineLost | Cause::StartFailed | Cause::HostRebooted => {
             "The sandbox has ended unexpectedly".to_owned()
         }
     };

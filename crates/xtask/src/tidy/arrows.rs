@@ -34,7 +34,7 @@ const CRATES: [Crate; 5] = [
     Crate {
         src: "crates/keeper/src",
         module: "",
-        order: "inherited make journal output programs process cgroup serve",
+        order: "inherited make journal output programs process cgroup relay machine inner serve",
         exceptions: &[],
     },
     Crate {

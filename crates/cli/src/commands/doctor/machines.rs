@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use tare_engine::Error;
 use tare_engine::vm::kernels::Kernel;
-use tare_engine::vm::monitor::Monitor;
+use tare_engine::vm::qemu::Qemu;
 use tare_kernel::kvm::{self, Kvm};
 
 use super::{Answer, Probe, Row, missing, ok, warn};
@@ -26,7 +26,7 @@ pub const ROWS: [Row; 3] =
 /// What was found.
 #[derive(Debug)]
 pub struct Machines {
-    pub monitor: Result<Monitor, Error>,
+    pub monitor: Result<Qemu, Error>,
     pub kvm: Kvm,
     /// The chosen kernel.
     pub kernel: Result<Option<Kernel>, Error>,
@@ -49,7 +49,7 @@ impl Machines {
     pub fn look(context: &Context, until: Instant) -> Self {
         Self {
             kvm: probe_kvm(until),
-            monitor: Monitor::find(context.monitor(), until),
+            monitor: Qemu::find(context.monitor(), until),
             kernel: context.kernels().and_then(|kernels| kernels.chosen()),
         }
     }
@@ -134,8 +134,7 @@ mod tests {
     use super::*;
 
     fn machines(kvm: Kvm, has_kvm: bool) -> Machines {
-        let monitor =
-            Monitor { path: "/q".into(), version: "7.2.22".into(), has_kvm, has_tcg: true };
+        let monitor = Qemu { path: "/q".into(), version: "7.2.22".into(), has_kvm, has_tcg: true };
         Machines { monitor: Ok(monitor), kvm, kernel: Ok(None) }
     }
 

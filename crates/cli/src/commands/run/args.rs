@@ -74,6 +74,9 @@ pub struct RunArgs {
     pub isolation: IsolationArgs,
 
     #[command(flatten)]
+    pub machine: MachineArgs,
+
+    #[command(flatten)]
     pub detached: DetachArgs,
 
     #[command(flatten)]
@@ -165,6 +168,38 @@ pub struct IsolationArgs {
         conflicts_with_all = ["rootfs", "workspace", "volume", "net", "root", "user", "seccomp", "scratch", "keep"],
     )]
     pub contain: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Virtual machine")]
+pub struct MachineArgs {
+    /// The kernel that runs the box: the host's, or one of its own in a virtual
+    /// machine (docs/vm.md) [default: native]
+    #[arg(long, value_enum, value_name = "native|vm", hide_possible_values = true)]
+    pub driver: Option<Driver>,
+
+    /// What runs the machine: KVM, or emulation, which is slow and not a
+    /// security boundary; auto is KVM where it works [default: kvm]
+    #[arg(long, value_enum, value_name = "kvm|tcg|auto", hide_possible_values = true)]
+    pub accel: Option<AccelArg>,
+
+    /// The machine's kernel, by its name in 'tare vm kernel ls'
+    /// [default: the chosen one]
+    #[arg(long, value_name = "NAME")]
+    pub kernel: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Driver {
+    Native,
+    Vm,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum AccelArg {
+    Kvm,
+    Tcg,
+    Auto,
 }
 
 #[derive(Debug, Args)]

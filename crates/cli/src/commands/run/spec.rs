@@ -4,13 +4,13 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use tare_engine::spec::{
-    Isolation, Limit, Limits, Network, Privilege, Root, SeccompProfile, Spec, Tenant, Terminal,
-    User, Volume, command, defaults, name, volume,
+    Accel, Isolation, Limit, Limits, MachineSpec, Network, Privilege, Root, SeccompProfile, Spec,
+    Tenant, Terminal, User, Volume, command, defaults, name, volume,
 };
 use tare_engine::{Error, Stdin};
 
 use crate::commands::process_args::{self, Window};
-use crate::commands::run::args::{Net, RunArgs, Seccomp};
+use crate::commands::run::args::{AccelArg, Driver, MachineArgs, Net, RunArgs, Seccomp};
 use crate::error::of_option;
 use crate::stdio::{self, Output, PastLimit, Writers};
 
@@ -92,7 +92,28 @@ fn spec(args: &RunArgs, caller: &CallerContext) -> Result<Spec, Error> {
         isolation: isolation(args),
         seccomp: seccomp(args),
         terminal: terminal(args, caller)?,
+        machine: machine(&args.machine)?,
     })
+}
+
+/// The machine of the box, if it has one.
+fn machine(args: &MachineArgs) -> Result<Option<MachineSpec>, Error> {
+    let of_machines = [("--accel", args.accel.is_some()), ("--kernel", args.kernel.is_some())];
+    if args.driver != Some(Driver::Vm) {
+        return match of_machines.into_iter().find(|(_, is_given)| *is_given) {
+            Some((option, _)) => {
+                let message = format!("{option} is for boxes in machines");
+                Err(Error::bad_request(message).with_hint("add --driver vm"))
+            }
+            None => Ok(None),
+        };
+    }
+    let accel = match args.accel {
+        None | Some(AccelArg::Kvm) => Accel::Kvm,
+        Some(AccelArg::Tcg) => Accel::Tcg,
+        Some(AccelArg::Auto) => Accel::Auto,
+    };
+    Ok(Some(MachineSpec { accel, kernel: args.kernel.clone() }))
 }
 
 fn limits(args: &RunArgs) -> Limits {

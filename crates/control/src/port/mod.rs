@@ -1,0 +1,97 @@
+//! A port: connections and the descriptors that they pass, over one stream of bytes.
+//!
+//! A virtual machine has no sockets to its host, only a port. The same protocol that passes between
+//! a client and a keeper over sockets crosses a port in frames ([`PortFrame`]). Every connection and
+//! every passed descriptor is a numbered stream with data, end and *credit*: a side sends only what
+//! the other side has promised to keep. So a reader that does not read stops no other stream, and
+//! each side needs a bounded amount of memory.
+//!
+//! This folder has no input or output: [`Port`] says which frames are allowed, and collects those to
+//! be sent. Each side takes the other for an enemy. The first invalid frame ends the port with a
+//! [`PortError`].
+//!
+//! ```text
+//! one direction of a stream
+//!   sender    Open ──end──▶ Ended ──Stop──▶ Over      Open ──Stop, answered by End──▶ Over
+//!   receiver  Open ──End──▶ Ended ──stop──▶ Over      Open ──stop──▶ Stopped ──End──▶ Over
+//! ```
+//!
+//! A stream is forgotten when its directions are over. Its last frames are an `End` of the sender and
+//! a `Stop` of the receiver, so no frame about it is on the way any more.
+
+mod frame;
+mod output;
+mod stream;
+mod table;
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::plan::GuestPlan;
+
+pub use frame::{DATA_BYTES_MAX, HEAD_BYTES, PORT_VERSION, Passed, PortFrame, StreamId};
+pub use output::Backlog;
+pub use table::{Port, PortEvent, STREAMS_MAX, Side};
+
+/// What the outer keeper asks of the first process of a machine, over the first connection. Each is
+/// answered by one report.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToMachine {
+    /// Start the keeper of the box in the machine. Sent once, before any other connection.
+    Start(Box<GuestPlan>),
+    /// The time of the host, in nanoseconds since 1970.
+    Clock { now_ns: u64 },
+    /// Write everything to the shares, and say how the machine is: it is about to end. The answer is
+    /// [`Report::MachineState`](crate::Report::MachineState).
+    Sync,
+}
+
+/// What the other side did wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PortError {
+    /// Its first frame is not a hello.
+    NoHello,
+    /// It speaks another version.
+    Version(u32),
+    /// It sent a frame that this side never accepts: a second hello, or one that only this side sends.
+    NotAllowed,
+    /// The kind does not exist, or has another length, or a number of it is invalid.
+    Malformed { kind: u32 },
+    /// It numbered a new stream with anything but the next number.
+    Number(StreamId),
+    /// No stream has this number now.
+    NoStream(StreamId),
+    /// The state of the stream does not allow the frame.
+    OutOfTurn(StreamId),
+    /// It sent more than it had credit for, or gave more credit than a stream can have.
+    Credit(StreamId),
+    /// It opened more streams than there may be, or passed more descriptors than a connection may.
+    TooMany,
+}
+
+impl fmt::Display for PortError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoHello => f.write_str("its first bytes are not those of a keeper"),
+            Self::Version(version) => {
+                write!(f, "it speaks version {version} of the protocol, not {PORT_VERSION}")
+            }
+            Self::NotAllowed => f.write_str("it sent a frame that it must not send"),
+            Self::Malformed { kind } => write!(f, "it sent an invalid frame of kind {kind}"),
+            Self::Number(stream) => write!(f, "it opened stream {stream} out of order"),
+            Self::NoStream(stream) => {
+                write!(f, "it sent a frame for stream {stream}, which is not open")
+            }
+            Self::OutOfTurn(stream) => write!(f, "it sent a frame for stream {stream} out of turn"),
+            Self::Credit(stream) => write!(f, "it broke the credit of stream {stream}"),
+            Self::TooMany => f.write_str("it opened too many streams"),
+        }
+    }
+}
+
+impl std::error::Error for PortError {}
+
+#[cfg(test)]
+#[path = "port_tests.rs"]
+mod tests;

@@ -1,0 +1,318 @@
+//! A box in a machine: a native box whose only workload is a monitor, and the box inside.
+//!
+//! The outer box gets the limits, the volumes and the record. Its plan contains the plan of the box in
+//! the machine, which is made from the spec of the user as for a native box. The root that the machine
+//! sees is assembled a second time, apart from the root of the monitor.
+
+use std::ffi::OsString;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use tare_control::{
+    ExportPlan, GuestPlan, MACHINE_NAME, MachinePlan, Plan, Role, RootPlan, SharedTree, VolumePlan,
+};
+use tare_kernel::clock::CounterRate;
+use tare_kernel::kvm::{self, Kvm};
+
+use crate::create::endow::Endowment;
+use crate::create::plan::{self, TreeSources};
+use crate::create::{Mode, NewBox, host_view};
+use crate::error::{Context, Error, ErrorKind};
+use crate::holdings::cgroup::CgroupHolding;
+use crate::host::layout::BoxAt;
+use crate::spec::{
+    Accel, Accelerator, Access, Isolation, Limit, MachineSpec, Network, Privilege, SeccompProfile,
+    Spec, Volume, quantity,
+};
+use crate::vm::kernels::BootKernel;
+use crate::vm::monitor::{MachineOrder, Monitor, Share};
+use crate::vm::qemu::Qemu;
+use crate::vm::{MachineSettings, initramfs};
+
+/// A kernel with its modules, a keeper and one command fit.
+pub const MEMORY_BYTES_MIN: u64 = 256 << 20;
+/// The monitor's threads, more of them while files are read.
+const MONITOR_PIDS: u32 = 64;
+const MONITOR_NOFILE: u32 = 1024;
+/// The monitor writes no file.
+const MONITOR_SCRATCH_BYTES: u64 = 1 << 20;
+/// How long QEMU may take to print its version.
+const MONITOR_WITHIN: Duration = Duration::from_secs(3);
+const BOOT_WITHIN_KVM: Duration = Duration::from_secs(10);
+const BOOT_WITHIN_EMULATED: Duration = Duration::from_secs(60);
+
+/// The directory of everything that the machine sees, in the root of the monitor.
+const SHARED: &str = "/machine";
+/// Where a monitor is that is not in the view of the host.
+const MONITOR: &str = "/machine/monitor";
+/// The share of the root and of all read-only volumes.
+const FILES: &str = "files";
+
+/// The machine of a box that is being made.
+#[derive(Debug)]
+pub struct Machine<'a> {
+    /// What the user asked for.
+    inner: &'a Spec,
+    /// The native box around the monitor.
+    pub outer: Spec,
+    monitor: Qemu,
+    accelerator: Accelerator,
+    kernel: BootKernel,
+    initramfs: OwnedFd,
+    counter_khz: u64,
+    pub boot_within: Duration,
+}
+
+impl<'a> Machine<'a> {
+    /// Finds everything that the machine of a spec needs.
+    pub fn find(at: BoxAt<'_>, new: NewBox<'a>, wanted: &MachineSpec) -> Result<Self, Error> {
+        let rate = CounterRate::start();
+        check(new)?;
+        let settings = at.root.machines.as_ref().ok_or_else(|| {
+            Error::new(ErrorKind::Unsupported, "this tare makes no machines here")
+        })?;
+        let MachineSettings { kernels, monitor, boot_within } = &**settings;
+        let monitor = Qemu::find(monitor.clone(), Instant::now() + MONITOR_WITHIN)?;
+        let accelerator = accelerator(wanted.accel, &monitor)?;
+        let kernel = kernels.boot(wanted.kernel.as_deref())?;
+        let modules = kernel.modules.iter().map(|(name, module)| (name.as_str(), &module[..]));
+        let initramfs =
+            initramfs::make(modules).context(|| "cannot make the machine's first files".into())?;
+        Ok(Self {
+            inner: new.spec,
+            outer: outer(new.spec, monitor.program()),
+            monitor,
+            accelerator,
+            kernel,
+            initramfs,
+            counter_khz: rate.khz(),
+            boot_within: boot_within.unwrap_or(match accelerator {
+                Accelerator::Kvm => BOOT_WITHIN_KVM,
+                Accelerator::Tcg => BOOT_WITHIN_EMULATED,
+            }),
+        })
+    }
+
+    /// Says that the machine is emulated, if the user left that open.
+    pub fn note(&self) -> Option<String> {
+        let wanted = self.inner.machine.as_ref().map(|machine| machine.accel);
+        let is_open = wanted == Some(Accel::Auto) && self.accelerator == Accelerator::Tcg;
+        is_open.then(|| "KVM cannot be used: the machine is emulated, which is slow".to_owned())
+    }
+
+    /// Gives the keeper what only the monitor needs.
+    pub fn give_to<'b>(&'b self, endowment: &mut Endowment<'b>) {
+        endowment.give(Role::Kernel, self.kernel.file.as_fd());
+        endowment.give(Role::Initramfs, self.initramfs.as_fd());
+    }
+
+    /// Turns the plan of the outer box into the plan of a machine. `directories` says of each volume
+    /// whether it is a directory.
+    pub fn plan(
+        &self,
+        outer: &mut Plan,
+        at: BoxAt<'_>,
+        mode: Mode<'_>,
+        (cgroups, directories): (&CgroupHolding, &[bool]),
+    ) {
+        self.export_root(outer);
+        let new = NewBox { spec: self.inner, mode };
+        let sources = TreeSources::of_guest(directories);
+        let mut plan = plan::plan(new, at.id, &at.root.host, cgroups, sources, Vec::new());
+        plan.detached = None;
+        let shares = shares(&self.inner.volumes);
+        let log_bytes = mode.options().map_or(0, |options| options.log_bytes_max.value());
+        let order = MachineOrder {
+            accelerator: self.accelerator,
+            memory_bytes: self.guest_bytes().saturating_sub(log_bytes),
+            processors: processors(self.inner),
+            shares: &shares,
+            devices_on_command_line: self.kernel.devices_on_command_line,
+            init: &MACHINE_NAME.to_string_lossy(),
+            counter_khz: self.counter_khz,
+        };
+        let program = match self.monitor.program() {
+            program if is_shown(program) => program.as_os_str().to_owned(),
+            _ => MONITOR.into(),
+        };
+        let words = [program].into_iter().chain(self.monitor.arguments(&order));
+        outer.machine = Some(Box::new(MachinePlan {
+            monitor: words.map(OsString::into_vec).collect(),
+            boot_ns: u64::try_from(self.boot_within.as_nanos()).unwrap_or(u64::MAX),
+            guest: GuestPlan {
+                plan,
+                trees: trees(&self.inner.volumes),
+                pids: self.inner.limits.pids.value(),
+                now_ns: 0,
+            },
+        }));
+    }
+
+    /// The memory of the machine: what the limit leaves beside the monitor.
+    fn guest_bytes(&self) -> u64 {
+        let limit = self.inner.limits.memory_bytes.value();
+        limit.saturating_sub(self.monitor.overhead_bytes(self.accelerator))
+    }
+
+    /// Moves the root that the user asked for to where the machine sees it. The monitor runs with the
+    /// host's programs.
+    fn export_root(&self, outer: &mut Plan) {
+        let hostname = outer.hostname.clone().unwrap_or_default();
+        let Some(filesystem) = &mut outer.filesystem else { return };
+        let path = format!("{SHARED}/{FILES}/root");
+        let entries = host_view::entries();
+        let root = std::mem::replace(&mut filesystem.root, RootPlan::HostView(Vec::new()));
+        match root {
+            RootPlan::Overlay(source) => filesystem.volumes.insert(
+                0,
+                VolumePlan {
+                    source,
+                    target: path.into_bytes(),
+                    is_directory: true,
+                    writable: false,
+                },
+            ),
+            RootPlan::HostView(_) => {
+                let files = host_view::files(self.inner, &hostname);
+                filesystem.export = Some(ExportPlan { path, entries: entries.clone(), files });
+            }
+        }
+        filesystem.root = RootPlan::HostView(entries);
+        outer.landlock.iter_mut().for_each(|it| it.root_writable = false);
+    }
+}
+
+/// Returns whether a program is in the view of the host.
+fn is_shown(program: &Path) -> bool {
+    program.starts_with("/usr")
+}
+
+/// Refuses what a machine cannot do.
+fn check(NewBox { spec, mode }: NewBox<'_>) -> Result<(), Error> {
+    let refused = |what: &str, hint: &str| {
+        let message = format!("a box in a machine cannot have {what}");
+        Err(Error::bad_request(message).with_hint(hint))
+    };
+    if !cfg!(target_arch = "x86_64") {
+        return Err(Error::new(ErrorKind::Unsupported, "machines exist only for x86-64"));
+    }
+    if spec.isolation == Isolation::Contain {
+        return refused("the host's files", "leave --contain out, or use --driver native");
+    }
+    if spec.network == Network::Host {
+        return refused("the host's network", "leave --net host out, or use --driver native");
+    }
+    if mode.options().is_some_and(|options| options.keep) {
+        return refused("files that outlive it", "use -v for them, or 'tare cp' before its end");
+    }
+    let memory = spec.limits.memory_bytes.value();
+    if memory < MEMORY_BYTES_MIN {
+        let [memory, least] = [memory, MEMORY_BYTES_MIN].map(quantity::show_bytes);
+        let message = format!("a memory limit of {memory} is too small for a machine");
+        return Err(Error::bad_request(message).with_hint(format!("the least is {least}")));
+    }
+    Ok(())
+}
+
+/// Decides what runs the machine. Emulation has to be asked for: it is not a security boundary.
+fn accelerator(wanted: Accel, monitor: &Qemu) -> Result<Accelerator, Error> {
+    let emulated = || match monitor.has(Accelerator::Tcg) {
+        true => Ok(Accelerator::Tcg),
+        false => Err(Error::new(ErrorKind::Unsupported, "this QEMU cannot emulate")),
+    };
+    if wanted == Accel::Tcg {
+        return emulated();
+    }
+    let why = match (kvm::probe(), monitor.has(Accelerator::Kvm)) {
+        (Kvm::Works, true) => "tare does not use it yet",
+        (Kvm::Works, false) => "this QEMU was built without it",
+        (Kvm::Absent, _) => "there is no /dev/kvm",
+        (Kvm::Denied, _) => "this user may not open /dev/kvm",
+        (Kvm::BootsNothing, _) => "/dev/kvm is there and boots no ordinary kernel",
+    };
+    match wanted {
+        Accel::Auto => emulated(),
+        Accel::Kvm | Accel::Tcg => {
+            Err(Error::new(ErrorKind::Unsupported, "cannot run a machine with KVM")
+                .caused_by(why)
+                .with_hint("--accel tcg emulates the processor, which is not a security boundary"))
+        }
+    }
+}
+
+/// The native box around the monitor. Its user, volumes and limits of memory and processor time are
+/// those of the spec.
+fn outer(spec: &Spec, monitor: &Path) -> Spec {
+    let volumes = spec.volumes.iter().enumerate();
+    let volumes =
+        volumes.map(|(number, volume)| Volume { target: place(number, volume), ..volume.clone() });
+    let monitor = (!is_shown(monitor)).then(|| Volume {
+        host: monitor.to_owned(),
+        target: MONITOR.into(),
+        access: Access::ReadOnly,
+    });
+    Spec {
+        env: vec![("PATH".into(), "/usr/bin:/bin".into())],
+        workdir: Some("/".into()),
+        workspace: None,
+        privilege: Privilege::Unprivileged,
+        seccomp: SeccompProfile::Default,
+        limits: crate::spec::Limits {
+            pids: Limit::Default(MONITOR_PIDS),
+            nofile: MONITOR_NOFILE,
+            scratch_bytes: Limit::Default(MONITOR_SCRATCH_BYTES),
+            ..spec.limits.clone()
+        },
+        volumes: volumes.chain(monitor).collect(),
+        ..spec.clone()
+    }
+}
+
+/// Where a volume is in the root of the monitor.
+fn place(number: usize, volume: &Volume) -> PathBuf {
+    let Share { path, .. } = share(number, volume);
+    PathBuf::from(path).join(path_in_share(number, volume))
+}
+
+fn share(number: usize, volume: &Volume) -> Share {
+    match volume.access {
+        Access::ReadOnly => files(),
+        Access::ReadWrite => {
+            let name = format!("v{number}");
+            Share { path: format!("{SHARED}/{name}"), name, writable: true }
+        }
+    }
+}
+
+fn files() -> Share {
+    Share { name: FILES.to_owned(), path: format!("{SHARED}/{FILES}"), writable: false }
+}
+
+fn path_in_share(number: usize, volume: &Volume) -> String {
+    match volume.access {
+        Access::ReadOnly => format!("volumes/{number}"),
+        Access::ReadWrite => "volume".to_owned(),
+    }
+}
+
+fn shares(volumes: &[Volume]) -> Vec<Share> {
+    let own = volumes.iter().enumerate().map(|(number, volume)| share(number, volume));
+    [files()].into_iter().chain(own.filter(|share| share.writable)).collect()
+}
+
+/// The trees of the box in the machine: its root, then its volumes.
+fn trees(volumes: &[Volume]) -> Vec<SharedTree> {
+    let root = SharedTree { share: FILES.into(), path: "root".into(), writable: false };
+    let volumes = volumes.iter().enumerate().map(|(number, volume)| {
+        let Share { name, writable, .. } = share(number, volume);
+        SharedTree { share: name, path: path_in_share(number, volume), writable }
+    });
+    [root].into_iter().chain(volumes).collect()
+}
+
+/// As many processors as the limit of processor time needs.
+fn processors(spec: &Spec) -> u32 {
+    spec.limits.cpus.map_or(1, |cpus| cpus.milli.div_ceil(1000))
+}

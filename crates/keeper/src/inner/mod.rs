@@ -1,0 +1,155 @@
+//! The first process of a machine. It makes the machine usable, starts an ordinary keeper in
+//! namespaces of its own as its creator, and relays between that keeper and the one outside.
+//!
+//! ```text
+//! modules ─▶ root on a tmpfs ─▶ port ─▶ hello ─▶ plan from outside ─▶ shares ─▶ keeper ─▶ relay
+//! ```
+//!
+//! It runs as root of the machine's kernel. When its keeper has ended, or when it fails, it turns the
+//! machine off. What it prints goes to the console, of which the outer keeper has the last lines.
+
+mod mounts;
+
+use std::ffi::CStr;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use rustix::event::poll;
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::system::{RebootCommand, reboot};
+use rustix::time::{ClockId, Timespec, clock_settime};
+use tare_control::{Channel, GuestPlan, KEEPER_NAME, MACHINE_NAME, PLAN_BYTES_MAX, Role};
+use tare_kernel::cgroup::Cgroup;
+use tare_kernel::clock::{boot_ns, timespec};
+use tare_kernel::fds::{open_null, open_path};
+use tare_kernel::spawn::{Namespaces, Privilege, SpawnOrder, spawn};
+
+use crate::relay::inner::{InnerMachine, serve};
+
+/// The name of the port on which the outer keeper listens.
+const PORT: &str = "tare";
+const PORTS: &str = "/sys/class/virtio-ports";
+/// How long the port may take to appear after its driver was loaded.
+const PORT_WITHIN_NS: u64 = 20_000_000_000;
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+/// The socket of the keeper. No path in the box leads to it.
+const CONTROL: &str = "/control";
+const CGROUPS: &str = "/sys/fs/cgroup";
+const BOX_CGROUP: &str = "box";
+
+/// The whole life of the first process of a machine.
+pub fn main() -> ExitCode {
+    if let Err(error) = run() {
+        say(&format!("tare: cannot start the machine: {error}"));
+    }
+    rustix::fs::sync();
+    // A machine without its first process panics, which ends it too.
+    reboot(RebootCommand::PowerOff).ok();
+    reboot(RebootCommand::Restart).ok();
+    ExitCode::FAILURE
+}
+
+fn run() -> io::Result<()> {
+    let program = open_path(CWD, MACHINE_NAME)?;
+    mounts::enter_own_root()?;
+    let _since_boot = boot_ns();
+    let port = open_port()?;
+    serve(port, &mut Starter { program })
+}
+
+/// Writes a line to the console.
+fn say(line: &str) {
+    rustix::io::write(rustix::stdio::stderr(), format!("{line}\n").as_bytes()).ok();
+}
+
+fn open_port() -> io::Result<OwnedFd> {
+    let until_ns = boot_ns().saturating_add(PORT_WITHIN_NS);
+    while boot_ns() < until_ns {
+        for entry in fs::read_dir(PORTS).into_iter().flatten().flatten() {
+            let name = fs::read_to_string(entry.path().join("name")).unwrap_or_default();
+            if name.trim_end() == PORT {
+                let path = std::path::Path::new("/dev").join(entry.file_name());
+                let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+                return Ok(openat(CWD, path, flags, Mode::empty())?);
+            }
+        }
+        poll(&mut [], Some(&timespec(LOOK_AGAIN))).ok();
+    }
+    Err(io::Error::new(io::ErrorKind::NotFound, "there is no port of tare"))
+}
+
+/// Starts the keeper of the box.
+#[derive(Debug)]
+pub struct Starter {
+    program: OwnedFd,
+}
+
+impl InnerMachine for Starter {
+    fn start(&mut self, guest: GuestPlan) -> io::Result<OwnedFd> {
+        let GuestPlan { mut plan, trees, pids, now_ns } = guest;
+        self.set_clock(now_ns);
+        // A process of a native box gets more memory than there is, and is killed when it uses it.
+        fs::write("/proc/sys/vm/overcommit_memory", "1").ok();
+        let trees = mounts::share(&trees)?;
+        let cgroup = cgroup(pids)?;
+        let listener: OwnedFd = UnixListener::bind(CONTROL)?.into();
+        let (ours, theirs) = UnixStream::pair()?;
+        let uid_lock = open_null()?;
+        // The command's streams come with the go.
+        let mut descriptors = vec![uid_lock.as_fd(); 3];
+        descriptors.extend([theirs.as_fd(), uid_lock.as_fd(), listener.as_fd()]);
+        descriptors.extend(trees.iter().map(AsFd::as_fd));
+        plan.roles = vec![Role::UidLock, Role::Listener];
+        plan.roles.extend((0..).zip(&trees).map(|(number, _)| Role::Tree(number)));
+        let arguments: [&CStr; 1] = [KEEPER_NAME];
+        let own = [Namespaces::MOUNT, Namespaces::IPC, Namespaces::UTS];
+        let child = spawn(SpawnOrder {
+            namespaces: own.into_iter().fold(Namespaces::PID, Namespaces::and),
+            cgroup: Some(cgroup.as_fd()),
+            tasks: &[],
+            executable: self.program.try_clone()?,
+            arguments: &arguments,
+            descriptors: &descriptors,
+            guard: None,
+            privilege: Privilege::Unchanged,
+        })?;
+        // The child uses our memory until it has executed. There is one, so it can stay allocated.
+        std::mem::forget(child.go());
+        let channel = Channel::new(ours.into());
+        channel.send(&plan, PLAN_BYTES_MAX, &[])?;
+        Ok(channel.into_socket())
+    }
+
+    fn connect(&mut self) -> io::Result<OwnedFd> {
+        Ok(UnixStream::connect(CONTROL)?.into())
+    }
+
+    fn set_clock(&mut self, now_ns: u64) {
+        let seconds = i64::try_from(now_ns / 1_000_000_000).unwrap_or(i64::MAX);
+        let now = Timespec { tv_sec: seconds, tv_nsec: (now_ns % 1_000_000_000) as i64 };
+        clock_settime(ClockId::Realtime, now).ok();
+    }
+
+    fn sync(&mut self) {
+        rustix::fs::sync();
+    }
+
+    fn oom_kills(&self) -> u64 {
+        let counters = fs::read_to_string("/proc/vmstat").unwrap_or_default();
+        let killed = counters.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        killed.and_then(|count| count.parse().ok()).unwrap_or(0)
+    }
+}
+
+/// Makes the cgroup of the box, which limits its processes. The keeper is one more.
+fn cgroup(pids: u32) -> io::Result<Cgroup> {
+    let root = Cgroup::open(std::path::Path::new(CGROUPS))?;
+    root.write("cgroup.subtree_control", "+pids +memory")?;
+    let own = root.make_below(BOX_CGROUP, None)?;
+    own.write("pids.max", &pids.saturating_add(1).to_string())?;
+    Ok(own)
+}

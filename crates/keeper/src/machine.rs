@@ -1,0 +1,305 @@
+//! The machine of a box, seen from outside: its monitor, its console, and the relay to the keeper in it.
+//!
+//! ```text
+//! Booting ─hello─▶ Starting ─Done─▶ Ready
+//!    └──────────────┴── deadline, end of the monitor, a broken port ──▶ it has failed
+//! ```
+//!
+//! What the machine sends is untrusted: it can end its box, and nothing else.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
+use rustix::process::Pid;
+use tare_control::port::{Side, ToMachine};
+use tare_control::{
+    Channel, Exec, ExecStreams, GuestPlan, MachinePlan, PLAN_BYTES_MAX, Program, REPORT_BYTES_MAX,
+    Received, Report, SetupStep, encode,
+};
+use tare_kernel::clock::{boot_ns, timespec};
+use tare_kernel::fds::open_null;
+use tare_kernel::launch::PLACED_BELOW;
+
+use crate::make::{Failing, Failure};
+use crate::output::Streams;
+use crate::process::ExecContext;
+use crate::process::launch::{self, Launch};
+use crate::relay::{Relay, RelayError};
+
+/// How much of the console is kept: the last bytes.
+const CONSOLE_BYTES: usize = 2 << 10;
+const CONSOLE_READ_BYTES: usize = 16 << 10;
+/// How many reads of the console follow each other.
+const CONSOLE_ROUNDS_MAX: usize = 8;
+/// How long a machine may take to write its files to the volumes at its end.
+const SYNC_WITHIN: Duration = Duration::from_secs(10);
+
+/// The kernel and the first files of a machine.
+#[derive(Debug)]
+pub struct MachineFiles {
+    pub kernel: OwnedFd,
+    pub initramfs: OwnedFd,
+}
+
+#[derive(Debug)]
+pub struct Machine {
+    monitor: Pid,
+    relay: Relay,
+    console: Console,
+    /// The connection to the first process of the machine.
+    own: Option<Channel>,
+    stage: BootStage,
+    boot_until_ns: u64,
+}
+
+#[derive(Debug)]
+enum BootStage {
+    Booting(Box<GuestPlan>),
+    Starting,
+    Ready,
+    /// The box ends with it. `errno` is why it did not boot.
+    Failed {
+        errno: i32,
+    },
+}
+
+impl Machine {
+    /// Starts the monitor, confined like any workload.
+    pub fn start(
+        plan: MachinePlan,
+        files: MachineFiles,
+        context: &ExecContext,
+    ) -> Result<Self, Report> {
+        let streams = |error: io::Error| {
+            Failure::of(SetupStep::Streams, "machine", errno(&error)).into_report()
+        };
+        let MachinePlan { monitor, boot_ns: boot_within_ns, guest } = plan;
+        let (port, monitors_port) = UnixStream::pair().map_err(streams)?;
+        let (console, monitors_console) = UnixStream::pair().map_err(streams)?;
+        console.set_nonblocking(true).map_err(streams)?;
+        let console_fds = [&monitors_console, &monitors_console].map(|it| it.try_clone());
+        let [stdout, stderr] = console_fds.map(|it| it.map(OwnedFd::from));
+        let exec = Exec {
+            program: Program::Command(monitor.clone()),
+            env: Vec::new(),
+            workdir: None,
+            identity: None,
+            streams: ExecStreams::Passed,
+            timeout_ns: None,
+        };
+        // In the order of `MonitorFd`.
+        let given = [
+            monitors_port.as_fd(),
+            monitors_console.as_fd(),
+            files.kernel.as_fd(),
+            files.initramfs.as_fd(),
+        ];
+        let given = given.map(|fd| fcntl_dupfd_cloexec(fd, PLACED_BELOW));
+        let given: Result<Vec<OwnedFd>, Errno> = given.into_iter().collect();
+        let given = given.failing(SetupStep::Streams, "machine").map_err(Failure::into_report)?;
+        let passed: Vec<BorrowedFd<'_>> = given.iter().map(AsFd::as_fd).collect();
+        let null = open_null().failing(SetupStep::Streams, "null").map_err(Failure::into_report)?;
+        let pid = launch::start(
+            &Launch {
+                profile: &context.profile,
+                exec: &exec,
+                streams: Streams::Given([null, stdout.map_err(streams)?, stderr.map_err(streams)?]),
+                cgroup: context.cgroup.as_ref().map(AsFd::as_fd),
+                tasks: context.tasks.as_ref().map(AsFd::as_fd),
+                passed: &passed,
+            },
+            &monitor,
+        )
+        .map_err(not_started)?;
+        Ok(Self {
+            monitor: pid,
+            relay: Relay::new(port.into(), Side::Outer).map_err(streams)?,
+            console: Console { fd: Some(console.into()), last: Vec::new() },
+            own: None,
+            stage: BootStage::Booting(Box::new(guest)),
+            boot_until_ns: boot_ns().saturating_add(boot_within_ns),
+        })
+    }
+
+    pub fn is_monitor(&self, pid: Pid) -> bool {
+        self.monitor == pid
+    }
+
+    /// The monitor has ended, and with it the machine.
+    pub fn ended(&mut self) {
+        self.fail(Errno::CHILD);
+    }
+
+    pub fn is_ready(&self) -> bool {
+        matches!(self.stage, BootStage::Ready)
+    }
+
+    /// Returns why the box has to end with its machine, as a report for its creator.
+    pub fn failure(&mut self) -> Option<Report> {
+        let BootStage::Failed { errno } = self.stage else { return None };
+        self.console.read();
+        let subject = String::from_utf8_lossy(&self.console.last).into_owned();
+        Some(Report::SetupFailed { step: SetupStep::Boot, subject, errno })
+    }
+
+    pub fn interests(&self) -> impl Iterator<Item = (BorrowedFd<'_>, PollFlags)> {
+        let own = self.own.iter().map(|own| (own.as_fd(), PollFlags::IN));
+        let console = self.console.fd.iter().map(|fd| (fd.as_fd(), PollFlags::IN));
+        self.relay.interests().chain(own).chain(console)
+    }
+
+    /// Returns the time at which the next turn is due.
+    pub fn next_ns(&self) -> Option<u64> {
+        let boot = match self.stage {
+            BootStage::Booting(_) | BootStage::Starting => Some(self.boot_until_ns),
+            BootStage::Ready => None,
+            BootStage::Failed { .. } => Some(0),
+        };
+        let look = self.relay.next_look().map(|it| boot_ns().saturating_add(it.as_nanos() as u64));
+        boot.into_iter().chain(look).min()
+    }
+
+    /// Does what can be done without waiting.
+    pub fn turn(&mut self) {
+        self.console.read();
+        self.move_bytes();
+        match &self.stage {
+            BootStage::Booting(_) if self.relay.is_greeted() => self.send_plan(),
+            BootStage::Starting => self.hear_start(),
+            BootStage::Booting(_) | BootStage::Ready | BootStage::Failed { .. } => {}
+        }
+        if matches!(self.stage, BootStage::Booting(_) | BootStage::Starting)
+            && self.boot_until_ns <= boot_ns()
+        {
+            self.fail(Errno::TIMEDOUT);
+        }
+    }
+
+    /// Opens a connection to the keeper in the machine: the first one is its creator's.
+    pub fn connect(&mut self, first: &[u8], passed: Vec<OwnedFd>) -> io::Result<Channel> {
+        let socket = self.relay.connect(first, passed)?;
+        // The first bytes go at once.
+        self.move_bytes();
+        Ok(Channel::new(socket))
+    }
+
+    /// Moves what the machine had sent before it ended. Returns `false` when that is all.
+    pub fn move_last(&mut self) -> bool {
+        self.relay.turn().is_ok()
+    }
+
+    /// Lets the machine write what it has not written to its volumes yet. Waits, but not for long.
+    /// Returns how many processes its kernel has killed for memory.
+    pub fn sync(&mut self, until_ns: u64) -> u64 {
+        let within_ns = boot_ns().saturating_add(SYNC_WITHIN.as_nanos() as u64);
+        let until_ns = until_ns.min(within_ns);
+        let is_ready = self.is_ready();
+        let Some(own) = self.own.as_mut().filter(|_| is_ready) else { return 0 };
+        if own.send(&ToMachine::Sync, PLAN_BYTES_MAX, &[]).is_err() {
+            return 0;
+        }
+        while self.relay.turn().is_ok() && boot_ns() < until_ns {
+            match own.receive::<Report>(REPORT_BYTES_MAX) {
+                Received::Nothing => {}
+                Received::Message(Report::MachineState { oom_kills }) => return oom_kills,
+                Received::Message(_) | Received::Closed => return 0,
+            }
+            let own = (own.as_fd(), PollFlags::IN);
+            let polled = self.relay.interests().chain([own]);
+            let mut polled: Vec<_> =
+                polled.map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)).collect();
+            let left = Duration::from_nanos(until_ns.saturating_sub(boot_ns()));
+            poll(&mut polled, Some(&timespec(left))).ok();
+        }
+        0
+    }
+
+    fn move_bytes(&mut self) {
+        match self.relay.turn() {
+            Ok(()) => {}
+            Err(RelayError::Gone(_)) => self.fail(Errno::PIPE),
+            Err(RelayError::Broken(error)) => {
+                self.console.keep(format!("\n{error}\n").as_bytes());
+                self.fail(Errno::PROTO);
+            }
+        }
+    }
+
+    fn send_plan(&mut self) {
+        let stage = std::mem::replace(&mut self.stage, BootStage::Starting);
+        let BootStage::Booting(mut guest) = stage else { return };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        guest.now_ns = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+        let first = encode(&ToMachine::Start(guest), PLAN_BYTES_MAX).map_err(io::Error::other);
+        match first.and_then(|first| self.connect(&first, Vec::new())) {
+            Ok(own) => self.own = Some(own),
+            Err(_) => self.fail(Errno::PIPE),
+        }
+    }
+
+    /// Learns whether the keeper in the machine has its plan.
+    fn hear_start(&mut self) {
+        let Some(own) = &mut self.own else { return };
+        match own.receive(REPORT_BYTES_MAX) {
+            Received::Message(Report::Done) => self.stage = BootStage::Ready,
+            Received::Nothing => {}
+            Received::Message(Report::SetupFailed { subject, errno, .. }) => {
+                self.console.last = subject.into_bytes();
+                self.stage = BootStage::Failed { errno };
+            }
+            Received::Message(_) | Received::Closed => self.fail(Errno::PROTO),
+        }
+    }
+
+    fn fail(&mut self, why: Errno) {
+        if !matches!(self.stage, BootStage::Failed { .. }) {
+            self.stage = BootStage::Failed { errno: why.raw_os_error() };
+        }
+    }
+}
+
+/// The command of the user is not what could not be started.
+fn not_started(report: Report) -> Report {
+    let Report::LaunchFailed { errno, .. } = report else { return report };
+    let subject = format!("cannot start it: {}", io::Error::from_raw_os_error(errno));
+    Report::SetupFailed { step: SetupStep::Boot, subject, errno }
+}
+
+fn errno(error: &io::Error) -> Errno {
+    Errno::from_raw_os_error(error.raw_os_error().unwrap_or(0))
+}
+
+/// What the machine and its monitor print.
+#[derive(Debug)]
+struct Console {
+    /// `None` after its end.
+    fd: Option<OwnedFd>,
+    last: Vec<u8>,
+}
+
+impl Console {
+    fn read(&mut self) {
+        let mut buffer = [0; CONSOLE_READ_BYTES];
+        for _ in 0..CONSOLE_ROUNDS_MAX {
+            let Some(fd) = &self.fd else { return };
+            match rustix::io::read(fd, &mut buffer) {
+                Ok(0) => self.fd = None,
+                Ok(length) => self.keep(&buffer[..length]),
+                Err(Errno::AGAIN | Errno::INTR) => return,
+                Err(_) => self.fd = None,
+            }
+        }
+    }
+
+    fn keep(&mut self, bytes: &[u8]) {
+        self.last.extend_from_slice(bytes);
+        let excess = self.last.len().saturating_sub(CONSOLE_BYTES);
+        self.last.drain(..excess);
+        // The reads are larger than what is kept.
+        self.last.shrink_to(CONSOLE_BYTES);
+    }
+}

@@ -1,0 +1,270 @@
+//! Executions in the machine of the box. The keeper in the machine starts them and reports to this one,
+//! which reports to the client.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use tare_control::journal::BoxEvent;
+use tare_control::{
+    CALL_BYTES_MAX, Call, Cause, Channel, End, Exec, ExecStreams, Go, REPORT_BYTES_MAX, Received,
+    Refusal, Report, Request, Versioned, encode,
+};
+use tare_kernel::clock::boot_ns;
+
+use crate::make::Failure;
+use crate::output::Streams;
+use crate::process::{self, Execution, Remote, launch};
+use crate::serve::Supervisor;
+
+/// How often the relay moves what a machine had sent before it ended.
+const LAST_TURNS_MAX: usize = 1024;
+
+impl Supervisor {
+    /// Lets the command wait for the machine. A box without a command waits for the machine too.
+    pub fn await_machine(
+        &mut self,
+        creator: &mut Channel,
+        exec: Option<Exec>,
+    ) -> Result<Execution, Report> {
+        let command = match exec {
+            Some(exec) => {
+                let (exec, passed) = self.for_machine(creator, exec, true)?;
+                Execution::in_machine(Remote::waiting(Some(exec), passed), true)
+            }
+            None => Execution::in_machine(Remote::waiting(None, Vec::new()), true),
+        };
+        launch::release_streams().map_err(Failure::into_report)?;
+        Ok(command)
+    }
+
+    /// Starts another process in the machine, or lets it wait until the machine is ready.
+    pub fn execute_in_machine(&mut self, mut channel: Channel, exec: Exec) {
+        let outlives_client = matches!(exec.streams, ExecStreams::Log { .. });
+        match self.for_machine(&mut channel, exec, false) {
+            Ok((exec, passed)) => {
+                let mut remote = Remote::waiting(Some(exec), passed);
+                remote.outlives_client = outlives_client;
+                self.executions.push(Execution::in_machine(remote, false).for_client(channel));
+                self.send_waiting();
+            }
+            Err(report) => channel.report(&report),
+        }
+    }
+
+    /// Returns an exec as the keeper in the machine gets it, with the descriptors of its streams.
+    fn for_machine(
+        &mut self,
+        client: &mut Channel,
+        exec: Exec,
+        ends_box: bool,
+    ) -> Result<(Exec, Vec<OwnedFd>), Report> {
+        if let ExecStreams::Terminal(_) = exec.streams {
+            return Ok((exec, Vec::new()));
+        }
+        let failed = |_| Report::Refused(Refusal::Malformed);
+        let passed = match process::streams_of(client, &exec, &mut self.context, ends_box)? {
+            Streams::Given(streams) => streams.into(),
+            Streams::Terminal(_) => Vec::new(),
+            Streams::Keepers => {
+                let own = [
+                    rustix::stdio::stdin().try_clone_to_owned(),
+                    rustix::stdio::stdout().try_clone_to_owned(),
+                    rustix::stdio::stderr().try_clone_to_owned(),
+                ];
+                own.into_iter().collect::<io::Result<_>>().map_err(failed)?
+            }
+        };
+        Ok((Exec { streams: ExecStreams::Passed, ..exec }, passed))
+    }
+
+    /// Takes what the machine sends, and gives it what waits for it.
+    pub fn tend_machine(&mut self) {
+        let Some(machine) = &mut self.machine else { return };
+        machine.turn();
+        self.send_waiting();
+        self.hear_machine();
+        let Some(machine) = &mut self.machine else { return };
+        if machine.failure().is_some() {
+            for _ in 0..LAST_TURNS_MAX {
+                if !machine.move_last() {
+                    break;
+                }
+            }
+            self.hear_machine();
+            self.lose_machine();
+        }
+    }
+
+    /// Lets the machine of an ended box write its volumes, and asks whether its kernel killed a process
+    /// of the box for memory. A box that is ended by force does not wait for its machine.
+    pub fn settle_machine(&mut self, end: End) -> End {
+        let is_by_itself = matches!(end.cause, Cause::Exited | Cause::Signalled | Cause::Stopped);
+        let Some(machine) = self.machine.as_mut().filter(|_| is_by_itself) else { return end };
+        // A command that has ended is not killed for its timeout.
+        let until_ns = self.deadlines.next().unwrap_or(u64::MAX);
+        End { oom: end.oom || machine.sync(until_ns) > 0, ..end }
+    }
+
+    /// Ends the box with its machine, unless something else has ended it.
+    fn lose_machine(&mut self) {
+        let report = self.machine.as_mut().and_then(|machine| machine.failure());
+        let started = self.executions.iter().any(|one| one.ends_box && one.has_started());
+        if started {
+            let end = End::killed(Cause::MachineLost);
+            let others = self.executions.iter().filter(|one| !one.ends_box);
+            others.filter_map(Execution::channel).for_each(|one| one.report(&Report::Ended(end)));
+            self.lost = Some(end);
+        } else if let (Some(report), Some(creator)) = (report, self.creator()) {
+            creator.report(&report);
+            self.is_failed = true;
+        }
+    }
+
+    /// Connects every execution that waits for the machine, the command first.
+    fn send_waiting(&mut self) {
+        let Some(machine) = self.machine.as_mut().filter(|machine| machine.is_ready()) else {
+            return;
+        };
+        for execution in &mut self.executions {
+            let ends_box = execution.ends_box;
+            let Some((exec, passed)) = execution.remote_mut().and_then(Remote::take_waiting) else {
+                continue;
+            };
+            let exec = exec.map(|exec| Exec { timeout_ns: None, ..exec });
+            let first = match (ends_box, exec) {
+                (true, exec) => {
+                    let go = Go { exec, deadline_ns: None, lease_ns: None };
+                    encode(&Request::Go(Box::new(go)), CALL_BYTES_MAX)
+                }
+                (false, Some(exec)) => encode(&Versioned::new(Call::Exec(exec)), CALL_BYTES_MAX),
+                (false, None) => continue,
+            };
+            let connected =
+                first.map_err(io::Error::other).and_then(|first| machine.connect(&first, passed));
+            match (connected, execution.remote_mut()) {
+                (Ok(channel), Some(remote)) => remote.channel = Some(channel),
+                _ => execution.refuse(Refusal::Busy),
+            }
+        }
+    }
+
+    fn hear_machine(&mut self) {
+        for index in 0..self.executions.len() {
+            while let Some(channel) = self.executions[index].remote_channel_mut() {
+                match channel.receive::<Report>(REPORT_BYTES_MAX) {
+                    Received::Message(report) => {
+                        let passed = channel.take_passed();
+                        self.pass_on(index, report, passed);
+                    }
+                    Received::Nothing => break,
+                    Received::Closed => {
+                        self.executions[index].ended_in_machine(End::killed(Cause::MachineLost));
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Passes a report of the keeper in the machine on to the client. A report that does not belong
+    /// here comes from a machine that cannot be trusted, whose execution counts as lost.
+    fn pass_on(&mut self, index: usize, report: Report, passed: Vec<OwnedFd>) {
+        let ends_box = self.executions[index].ends_box;
+        match report {
+            Report::Started => self.started_in_machine(index),
+            // Only what happens in the machine has its word for it.
+            Report::Ended(End { wait_status, .. }) => {
+                self.report_full_scratch(index);
+                self.executions[index].ended_in_machine(End::of_command(wait_status));
+            }
+            Report::Terminal => self.take_terminal(index, passed),
+            Report::ScratchFull => {
+                if let Some(remote) = self.executions[index].remote_mut() {
+                    remote.scratch_full = true;
+                }
+            }
+            Report::LaunchFailed { .. } | Report::SetupFailed { .. } | Report::Refused(_) => {
+                if let Some(client) = self.executions[index].channel() {
+                    client.report(&report);
+                }
+                if ends_box {
+                    self.is_failed = true;
+                } else {
+                    self.begin_in_journal(index, false);
+                    self.executions[index].forget();
+                }
+            }
+            Report::Detached
+            | Report::Done
+            | Report::Usage(_)
+            | Report::Input { .. }
+            | Report::MachineState { .. } => {
+                self.executions[index].ended_in_machine(End::killed(Cause::MachineLost));
+            }
+        }
+    }
+
+    /// Reports once, with the end, that the scratch space in the machine was full.
+    fn report_full_scratch(&mut self, index: usize) {
+        let execution = &mut self.executions[index];
+        if !execution.remote_mut().is_some_and(|remote| remote.scratch_full) {
+            return;
+        }
+        match execution.channel() {
+            Some(client) => client.report(&Report::ScratchFull),
+            None if execution.ends_box => self.note(BoxEvent::ScratchFull),
+            None => {}
+        }
+    }
+
+    fn started_in_machine(&mut self, index: usize) {
+        let execution = &mut self.executions[index];
+        let Some(remote) = execution.remote_mut().filter(|remote| !remote.started) else { return };
+        remote.started = true;
+        let deadline_ns = remote.timeout_ns.map(|left| boot_ns().saturating_add(left));
+        let outlives_client = remote.outlives_client;
+        if let Some(client) = execution.channel() {
+            client.report(&Report::Started);
+        }
+        if outlives_client {
+            execution.release_client();
+        }
+        if let Some(at_ns) = deadline_ns {
+            self.end_at(index, at_ns);
+        }
+        if !self.executions[index].ends_box {
+            self.begin_in_journal(index, true);
+        } else if self.executions[index].has_process() {
+            self.note(BoxEvent::Started);
+        }
+    }
+
+    fn begin_in_journal(&mut self, index: usize, started: bool) {
+        let Some(journal) = &mut self.journal else { return };
+        let number = journal.count_process();
+        self.executions[index].number = number;
+        if let Some(happened) = self.executions[index].begun(started) {
+            journal.note(happened);
+        }
+    }
+
+    /// Takes the outer side of a terminal in the machine. The keeper reads that of a detached command.
+    fn take_terminal(&mut self, index: usize, mut passed: Vec<OwnedFd>) {
+        // A machine gives a terminal once, and only if it was asked for one: the client of a command
+        // without a terminal would give it what the user types.
+        let wanted = self.executions[index].remote_mut().is_some_and(Remote::take_terminal);
+        let (true, Some(master)) = (wanted, passed.pop()) else {
+            return self.executions[index].ended_in_machine(End::killed(Cause::MachineLost));
+        };
+        let execution = &self.executions[index];
+        match (&mut self.context.output, execution.channel()) {
+            (Some(output), _) if execution.ends_box => {
+                output.watch_terminal(master).ok();
+            }
+            (_, Some(client)) => {
+                client.send(&Report::Terminal, REPORT_BYTES_MAX, &[master.as_fd()]).ok();
+            }
+            (_, None) => {}
+        }
+    }
+}

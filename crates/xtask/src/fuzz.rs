@@ -1,0 +1,34 @@
+//! `cargo xtask fuzz`: runs a test of random input for longer than `./check` does.
+//!
+//! The test makes every input from a seed and prints it. To try one again: `TARE_SEED=SEED`.
+
+use crate::failure::Failure;
+use clap::{Args, ValueEnum};
+use std::process::Command;
+
+#[derive(Debug, Args)]
+pub struct FuzzOptions {
+    /// What gets the input
+    subject: FuzzSubject,
+    /// How long
+    #[arg(long, default_value_t = 60)]
+    minutes: u64,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum FuzzSubject {
+    /// The frames that a machine sends
+    Relay,
+}
+
+pub fn perform(options: &FuzzOptions) -> Result<(), Failure> {
+    let (package, test) = match options.subject {
+        FuzzSubject::Relay => ("tare-control", "port::tests::hostile_peers"),
+    };
+    let status = Command::new("cargo")
+        .args(["test", "--release", "--package", package, "--lib", test, "--", "--nocapture"])
+        .env("TARE_FUZZ_SECONDS", (60 * options.minutes).to_string())
+        .status()
+        .map_err(|error| Failure::new(format!("cannot run cargo: {error}")))?;
+    if status.success() { Ok(()) } else { Err(Failure::new(format!("{test} failed"))) }
+}

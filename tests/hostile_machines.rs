@@ -1,0 +1,197 @@
+//! Machines that lie, flood and never answer. The monitor of these tests is a program that speaks for
+//! the machine (`probes/hostile_monitor.py`), so nothing boots. Whatever it sends, the box ends in time,
+//! its keeper stays small, and nothing is left.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tare_harness::{Output, Running, Tare, TemporaryDirectory, skip, tare};
+
+use crate::kernels::package;
+
+const MONITOR: &str = include_str!("probes/hostile_monitor.py");
+const RUN: [&str; 5] = ["run", "--driver", "vm", "--accel", "tcg"];
+/// What a keeper may use, whatever its machine sends.
+const KEEPER_KIB_MAX: u64 = 64 << 10;
+/// How long any of these boxes may take, on a loaded host.
+const WITHIN: Duration = Duration::from_secs(45);
+
+struct Liars {
+    // Before the tare: its end compares the host with its beginning.
+    directory: TemporaryDirectory,
+    tare: Tare,
+    /// How long the machine has until it answers.
+    boot: &'static str,
+}
+
+macro_rules! liars {
+    ($boot:literal) => {{
+        let tare = tare!();
+        let Some((_, unpacked)) = package() else {
+            skip!("no target/kernel-package: ./check fetches it");
+        };
+        let liars = Liars { tare, directory: TemporaryDirectory::new(), boot: $boot };
+        let unpacked = unpacked.to_str().expect("the path is ASCII");
+        liars.start("", &["vm", "kernel", "use", unpacked]).wait().ok();
+        liars
+    }};
+}
+
+impl Liars {
+    /// `tare ARGS` with a monitor that does this.
+    fn command(&self, lie: &str, args: &[&str]) -> Command {
+        // The shell answers at once: tare waits three seconds for the version of a monitor.
+        let script = format!(
+            "#!/bin/sh\ncase $1 in --version) echo QEMU emulator version 9.0.0; exit;; \
+             -accel) echo tcg; exit;; esac\nexec /usr/bin/python3 -c \"$(cat <<'END'\n\
+             LIE = '''{lie}'''\n{MONITOR}END\n)\"\n"
+        );
+        let monitor = self.directory.write("monitor", &script);
+        fs::set_permissions(&monitor, Permissions::from_mode(0o755)).expect("it is ours");
+        let mut command: Command = self.tare.command(args);
+        // A failed test shows the variables of its command.
+        command.env("LIE", lie).env("TARE_VM_DIR", self.directory.join("vm"));
+        command.env("TARE_VM_MONITOR", monitor).env("TARE_VM_BOOT", self.boot);
+        command
+    }
+
+    fn start(&self, lie: &str, args: &[&str]) -> Running {
+        let mut command = self.command(lie, args);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        self.tare.start_command(command)
+    }
+
+    fn run(&self, lie: &str, args: &[&str]) -> Running {
+        self.start(lie, &[&RUN[..], args].concat())
+    }
+
+    /// Runs to the end, in time.
+    #[track_caller]
+    fn output(&self, lie: &str, args: &[&str]) -> Output {
+        let start = Instant::now();
+        let output = self.run(lie, args).wait();
+        assert!(start.elapsed() < WITHIN, "{lie}: {:?}\n{output}", start.elapsed());
+        self.tare.call(["ls", "-aq"]).ok().printed("");
+        output
+    }
+}
+
+/// The largest memory that a process ever had.
+fn peak_kib(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("it has memory");
+    peak.trim().trim_end_matches(" kB").parse().expect("a number")
+}
+
+#[test]
+fn a_machine_that_does_not_boot_properly_is_one_error() {
+    let liars = liars!("2s");
+    let [late, other, ended] = ["did not answer in time", "not this tare's", "its monitor ended"];
+    for (lie, why) in [
+        ("forever()", late),
+        ("say(os.urandom(4096)); forever()", other),
+        ("say(hello(2)); forever()", other),
+        ("say(hello()[:10]); forever()", late),
+        ("say(frame(END, 0)); forever()", other),
+        ("say(hello(), hello()); forever()", other),
+        ("say(hello()); forever()", late),
+        ("say(hello()); until_data(OWN); report(OWN, 255, 255, 255); forever()", other),
+        ("say(hello()); until_data(OWN); report(OWN, STARTED); forever()", other),
+        ("say(hello()); until_data(OWN); say(frame(END, OWN)); forever()", other),
+        ("sys.exit(3)", ended),
+        ("print('last words', flush=True); os.abort()", "last words"),
+        ("while True: os.write(1, bytes(65536))", late),
+    ] {
+        let output = liars.output(lie, &["--", "true"]).exited(125);
+        // The last lines of the console, of which every byte may be an escape.
+        assert!(output.stderr.len() < 16 << 10, "{lie}: {output}");
+        output.said(&["the machine did not start", why]);
+    }
+}
+
+#[test]
+fn a_machine_that_breaks_the_protocol_is_lost() {
+    let liars = liars!("30s");
+    for lie in [
+        "say(bytes([255]) * 4096)",
+        "say(struct.pack('<IIQ', DATA, 0xffffffff, COMMAND))",
+        "say(struct.pack('<IIQ', DATA, 0, COMMAND))",
+        "say(frame(DATA, 12, b'x'))",
+        "say(frame(DATA, STDIN, b'x'))",
+        "say(frame(DATA, STDOUT, bytes(8193)))",
+        "say(frame(CREDIT, COMMAND, bytes([255]) * 4))",
+        "say(frame(OPEN, 1))",
+        "say(frame(PASS, COMMAND, struct.pack('<QIII', 1, 1, 0, 0)))",
+        "say(frame(PASS, COMMAND, struct.pack('<QIII', 7, 4, 24, 80)))",
+        "say(frame(RESIZE, STDOUT, struct.pack('<II', 24, 80)))",
+        "say(frame(END, STDOUT), frame(DATA, STDOUT, b'x'))",
+        "say(frame(END, STDOUT), frame(END, STDOUT))",
+        "say(hello())",
+        "report(COMMAND, DONE)",
+        "report(COMMAND, DETACHED)",
+        "report(COMMAND, 255, 255)",
+        "say(frame(END, COMMAND))",
+        // A terminal that nobody asked for.
+        "say(frame(PASS, COMMAND, struct.pack('<QIII', 1, 4, 24, 80))); report(COMMAND, TERMINAL)",
+        "report(COMMAND, TERMINAL)",
+        "sys.exit()",
+    ] {
+        let lie = format!("start(); {lie}; forever()");
+        let output = liars.output(&lie, &["--", "sleep", "1000"]).exited(137);
+        assert!(output.stderr_text().contains("machine"), "{lie}: {output}");
+    }
+}
+
+const TWICE: &str = "start(); report(COMMAND, STARTED)
+report(COMMAND, *ended(7)); report(COMMAND, *ended(8))
+until_data(OWN); report(OWN, MACHINE_STATE, 0); forever()";
+
+#[test]
+fn a_machine_that_never_answers_keeps_no_client() {
+    let liars = liars!("30s");
+    for (lie, code) in [
+        // It started the command, and says no more.
+        ("start(); forever()", 124),
+        // It reads nothing, not even what the user types.
+        ("start(); time.sleep(1000)", 124),
+        // It sends half a frame, and never the rest.
+        ("start(); say(frame(DATA, STDOUT, bytes(100))[:50]); forever()", 124),
+        // It says twice that the command has started and ended.
+        (TWICE, 7),
+        // It says that the command has ended, and does not say that its files are written.
+        ("start(); report(COMMAND, *ended(7)); forever()", 7),
+        // Its output has no end, and tells of no end of the command.
+        ("start(); flood([STDOUT, STDERR], bytes(8000))", 124),
+    ] {
+        let start = Instant::now();
+        let mut running = liars.run(lie, &["-i", "--timeout", "1s", "--", "cat"]);
+        running.write(&[b'x'; 60_000]);
+        let output = running.wait().exited(code);
+        assert!(start.elapsed() < WITHIN, "{lie}: {output}");
+        liars.tare.call(["ls", "-aq"]).ok().printed("");
+    }
+}
+
+#[test]
+fn floods_of_a_machine_leave_its_keeper_small_and_its_box_usable() {
+    let liars = liars!("30s");
+    for lie in [
+        "start(); flood([STDOUT, STDERR], bytes(8000))",
+        "start(); flood([COMMAND], bytes([1, 0, 0, 0, SCRATCH_FULL]) * 1000)",
+        "start()\nwhile True: os.write(1, bytes(65536))",
+    ] {
+        let args = ["-d", "--lease", "1m", "--output-limit", "1m", "--", "cat"];
+        let id = liars.tare.detached_by(liars.command(lie, &[&RUN[..], &args].concat()));
+        // An exec that the machine never answers waits until its client gives up.
+        let exec = ["exec", "--timeout", "1s", &id, "--", "true"];
+        let start = Instant::now();
+        let exec = liars.start(lie, &exec).wait();
+        assert!(exec.code != 0 && start.elapsed() < WITHIN, "{lie}: {exec}");
+        let peak = peak_kib(liars.tare.keeper(&id).pid);
+        assert!(peak < KEEPER_KIB_MAX, "{lie}: {peak} KiB");
+        liars.tare.remove(&id);
+        liars.tare.reap_orphans();
+    }
+}
