@@ -174,6 +174,21 @@ fn boxes_that_wait_are_given_back_at_the_alert_level_and_made_again_after_it() {
     server.stop().ok();
 }
 
+/// Many disks are as full as that for years.
+#[test]
+fn boxes_wait_on_a_host_whose_disk_is_at_the_alert_level() {
+    let tare = tare!();
+    let Some(disk) = SmallDisk::new(&tare) else {
+        skip!("only root can mount a small disk");
+    };
+    let room = rustix::fs::statvfs(&disk.root).expect("it is mounted");
+    let bytes = usize::try_from(room.f_blocks * room.f_frsize).expect("it is small");
+    fs::write(disk.root.join("filling"), vec![0; bytes * 83 / 100]).expect("there is room");
+    let server = Server::start_configured(&tare, "[pool.box]\nwarm = 1\n");
+    eventually("a run gets a box that waited", || run(&server).was(200).json()["warm"] == "box");
+    server.stop().ok();
+}
+
 #[test]
 fn on_a_full_disk_boxes_are_refused_and_other_requests_succeed() {
     let tare = tare!();

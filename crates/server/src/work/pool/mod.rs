@@ -329,10 +329,16 @@ impl Service {
         self.count_pools();
     }
 
-    /// The gauge of boxes does not count: it is exact, and a request that needs the room gets it.
+    /// Returns whether boxes that wait take what the host has little of. They take next to nothing of a
+    /// disk. The gauge of boxes does not count: it is exact, and a request that needs the room gets it.
     fn is_under_pressure(&self) -> bool {
         let measured = self.admission.pressure.measured();
-        let others = measured.readings.iter().filter(|(it, _)| it.gauge != Gauge::Boxes);
+        let others = measured.readings.iter().filter(|(it, _)| {
+            !matches!(
+                it.gauge,
+                Gauge::Boxes | Gauge::DiskBytes | Gauge::DiskInodes | Gauge::Scratch
+            )
+        });
         others.into_iter().any(|(_, level)| *level >= Level::Alert)
     }
 
