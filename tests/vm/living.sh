@@ -62,9 +62,15 @@ a_box_is_paused() {
     nothing_left || fail "$(diff /run/before /run/now)"
 }
 
+no_keeper() {
+    ! cat /proc/[0-9]*/comm 2>/dev/null | grep -q '^tare'
+}
+
 a_lease_ends_a_box_that_nobody_watches() {
     tare run -d --lease 1s --name leased -- \
         sh -c 'trap "" TERM; setsid sleep 1000 & wait' >/run/id
+    # The keeper is there from the start, the sleeper perhaps not yet.
+    eventually no_keeper
     eventually no_long_sleeper
     expect 0 '"lease"' tare ls -a --json
     expect 0 "" tare rm leased
