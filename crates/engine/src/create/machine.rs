@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use tare_control::{
-    ExportPlan, GuestPlan, MACHINE_NAME, MachinePlan, Plan, Role, RootPlan, SharedTree, VolumePlan,
+    ExportPlan, GuestPlan, MACHINE_NAME, MachinePlan, Plan, Resource, Role, RootPlan, SharedTree,
+    VolumePlan,
 };
 use tare_kernel::clock::CounterRate;
 use tare_kernel::kvm::{self, Kvm};
@@ -118,6 +119,9 @@ impl<'a> Machine<'a> {
         (cgroups, directories): (&CgroupHolding, &[bool]),
     ) {
         self.export_root(outer);
+        // Without a cgroup, a limit of each process stands for that of the box. The monitor maps files
+        // beside the memory of the machine, which bounds it already.
+        outer.profile.limits.retain(|limit| limit.resource != Resource::Data);
         let new = NewBox { spec: self.inner, mode };
         let sources = TreeSources::of_guest(directories);
         let mut plan = plan::plan(new, at.id, &at.root.host, cgroups, sources, Vec::new());
