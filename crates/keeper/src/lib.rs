@@ -22,7 +22,7 @@ mod make;
 mod output;
 mod process;
 mod programs;
-pub mod relay;
+mod relay;
 mod serve;
 
 use std::os::fd::{AsFd, OwnedFd};

@@ -19,8 +19,8 @@
 //! A stream is forgotten when its directions are over. Its last frames are an `End` of the sender and
 //! a `Stop` of the receiver, so no frame about it is on the way any more.
 
+mod backlog;
 mod frame;
-mod output;
 mod stream;
 mod table;
 
@@ -30,8 +30,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::GuestPlan;
 
+pub use backlog::Backlog;
 pub use frame::{DATA_BYTES_MAX, HEAD_BYTES, PORT_VERSION, Passed, PortFrame, StreamId};
-pub use output::Backlog;
 pub use table::{Port, PortEvent, STREAMS_MAX, Side};
 
 /// What the outer keeper asks of the first process of a machine, over the first connection. Each is

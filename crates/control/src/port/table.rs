@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use crate::plan::TerminalPlan;
+use crate::port::backlog::Backlog;
 use crate::port::frame::{PORT_VERSION, Passed, PortFrame, StreamId};
-use crate::port::output::Backlog;
 use crate::port::stream::{Answer, Arrived, Incoming, Outgoing, WINDOW_FIRST};
 use crate::port::{HEAD_BYTES, PortError};
 

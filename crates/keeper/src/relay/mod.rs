@@ -158,17 +158,16 @@ impl Relay {
             }
             for (place, flags) in ready {
                 match place {
-                    Place::Port if flags.contains(PollFlags::OUT) => self.write_port()?,
-                    Place::Port => {}
+                    Place::Port => {
+                        self.write_port();
+                        if flags.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
+                            self.read_port(accept)?;
+                        }
+                    }
                     Place::Stream(id) => self.advance(id, flags),
                 }
-                if let Place::Port = place
-                    && flags.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR)
-                {
-                    self.read_port(accept)?;
-                }
             }
-            self.write_port()?;
+            self.write_port();
         }
         Ok(())
     }
@@ -219,17 +218,17 @@ impl Relay {
         ready
     }
 
-    fn write_port(&mut self) -> Result<(), RelayError> {
+    /// Writes what the port takes. A port that takes nothing any more may still have the last words of
+    /// the other side, so its end is found by reading.
+    fn write_port(&mut self) {
         while !self.port.output().is_empty() {
             match rustix::io::write(&self.fd, self.port.output()) {
-                Ok(0) => return Err(RelayError::Gone(None)),
                 Ok(length) => self.port.wrote(length),
-                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::AGAIN) => return,
                 Err(Errno::INTR) => {}
-                Err(errno) => return Err(RelayError::Gone(Some(errno))),
+                Err(_) => self.port.wrote(self.port.output().len()),
             }
         }
-        Ok(())
     }
 
     fn read_port(&mut self, accept: &mut Accept<'_>) -> Result<(), RelayError> {

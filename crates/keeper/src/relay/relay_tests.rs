@@ -360,6 +360,8 @@ fn the_last_words_of_a_side_that_vanishes_arrive() {
     exec.theirs[1].write_all(b"out").unwrap();
     exec.keeper.write_all(b"ended").unwrap();
     wire.inner.turn().unwrap();
+    // The side that is left has something to write, too.
+    exec.client.write_all(b"signal").unwrap();
     let Wire { mut outer, inner, .. } = wire;
     drop(inner);
     while outer.turn().is_ok() {}
