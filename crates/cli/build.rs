@@ -1,6 +1,6 @@
 //! Leaves the binary where people look for it: cargo puts what it builds for a
 //! named target into a directory of that name, so `target/release/tare` is a
-//! link to it.
+//! link to it. Has the linker order the functions of a release as `tools/text-order` says.
 
 use std::env;
 use std::fs;
@@ -9,9 +9,22 @@ use std::path::{Path, PathBuf};
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
+    if env::var("PROFILE").is_ok_and(|profile| profile == "release") {
+        order_text();
+    }
     let out = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default());
     if let Err(error) = link_beside_host_builds(&out) {
         println!("cargo::warning=cannot link target/release/tare: {error}");
+    }
+}
+
+/// A release without the file, such as one from a package of this crate alone, starts a little slower.
+fn order_text() {
+    let package = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default());
+    let order = package.join("../../tools/text-order.ld");
+    println!("cargo::rerun-if-changed={}", order.display());
+    if order.exists() {
+        println!("cargo::rustc-link-arg-bin=tare=-Wl,-T,{}", order.display());
     }
 }
 
