@@ -40,7 +40,7 @@ pub struct Circumstances<'a> {
     pub timeout: Option<Duration>,
     pub lease_ended: Option<Timestamp>,
     pub output_bytes_max: Option<u64>,
-    /// Why it could not be started, or why its keeper was lost.
+    /// Why it could not be started.
     pub failure: Option<&'a str>,
 }
 
@@ -248,10 +248,9 @@ impl<'a> Circumstances<'a> {
     }
 
     fn keeper_lost(&self) -> String {
-        match (self.subject, self.failure) {
-            (Subject::Exec, _) => "The box ended before the command did.".to_owned(),
-            (Subject::Box, Some(why)) => format!("The keeper ended without a report: {why}."),
-            (Subject::Box, None) => format!(
+        match self.subject {
+            Subject::Exec => "The box ended before the command did.".to_owned(),
+            Subject::Box => format!(
                 "The keeper ended without a report, not killed by tare{}: another process of the \
                  host killed the keeper or its whole cgroup.",
                 self.no_oom()

@@ -570,8 +570,7 @@ fn add_end(steps: &mut Steps, ended: &EndedLine, sources: &Sources) {
                 let why = failure.as_deref().unwrap_or("its command did not start");
                 (StepKind::StartFailed, format!("could not be started: {why}"))
             }
-            (Cause::KeeperLost, Some(why)) => (StepKind::Lost, format!("its keeper ended: {why}")),
-            (Cause::KeeperLost, None) => (StepKind::Lost, text::lost(ended.after, ended.at)),
+            (Cause::KeeperLost, _) => (StepKind::Lost, text::lost(ended.after, ended.at)),
             (Cause::ClientGone, _) if sources.is_unrecorded => {
                 (StepKind::Abandoned, text::ABANDONED.to_owned())
             }
@@ -583,7 +582,7 @@ fn add_end(steps: &mut Steps, ended: &EndedLine, sources: &Sources) {
         };
         steps.add(ended.at_ns, kind, text).ended(ended.end);
     }
-    if ended.end.cause != Cause::StartFailed && !sources.is_unrecorded {
+    if ended.failure.is_none() && !sources.is_unrecorded {
         steps.add(ended.at_ns, StepKind::Emptied, text::emptied(ended.emptied_ms));
     }
 }

@@ -91,7 +91,7 @@ struct Observed {
     boot_within: Duration,
     /// Counts from the start of the command, if its machine boots first.
     timeout: Option<Duration>,
-    /// Why the process could not be started, or why its keeper was lost.
+    /// Why the process could not be started.
     failure: Option<String>,
     /// The actor that ended the template of the box, and the box with it.
     by: Option<Actor>,
@@ -486,21 +486,17 @@ impl Session {
     }
 
     /// A box that a template made ends with the template's box. If a tare process ended that one, its
-    /// record says why. If the kernel did, its cgroup counts it.
+    /// record says why.
     fn learn_from_template(&mut self) {
         let template = self.observed.conclusion.template.as_ref();
         let (Some(owned), Some(template)) = (&self.owned, template) else { return };
-        let at = owned.root.at(template);
-        let boxes = state_root::boxes(at.root).ok();
+        let boxes = state_root::boxes(&owned.root).ok();
         let record = boxes.and_then(|boxes| Record::look(boxes.as_fd(), template).ok().flatten());
-        let Some(record) = record else { return };
-        if let Some(ending) = &record.lines.ending {
+        let lines = record.as_ref().map(|record| &record.lines);
+        if let Some((lines, ending)) = lines.and_then(|it| Some((it, it.ending.as_ref()?))) {
             let end = End::killed(ending.why.cause());
-            let asked = asked_for(end, record.lines.requests.iter());
+            let asked = asked_for(end, lines.requests.iter());
             (self.end, self.observed.by) = (Some(end), asked.map(|asked| asked.by.clone()));
-        } else if cgroup::evidence(at, &record).pressure().oom {
-            let why = format!("it was made by a template, box {template}, that ran out of memory");
-            self.observed.failure = Some(why);
         }
     }
 

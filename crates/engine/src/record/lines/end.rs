@@ -85,7 +85,7 @@ pub struct EndedLine {
     /// How long before the end that was, if it was a signal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_before: Option<Duration>,
-    /// Why the box could not be made, its command could not be started, or its keeper was lost.
+    /// Why the box could not be made, or its command could not be started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
     #[serde(default)]

@@ -291,7 +291,6 @@ impl Steps {
             evidence: ended.as_ref().map(|ended| &ended.evidence),
             by: ended.as_ref().and_then(|ended| ended.by.as_ref()),
             asked_before: ended.as_ref().and_then(|ended| ended.asked_before),
-            failure: ended.as_ref().and_then(|ended| ended.failure.as_deref()),
             timeout,
             output_bytes_max,
             ..Circumstances::of(end, Subject::Box)
