@@ -5,6 +5,7 @@
 //! time, so each test makes many claims about one machine.
 
 use std::fs;
+use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -146,7 +147,7 @@ fn a_detached_machine_does_what_is_asked_of_it_until_its_monitor_is_killed() {
     let machines = machines!();
     let tare = &machines.tare;
     let id = machines.detached(&["--name", "web", "--", "sh", "-c", "echo up; exec sleep 1000"]);
-    machines.confined(&id);
+    machines.confined(&id).unwrap();
     // exec: streams, exit codes, signals, timeouts, programs that are not there.
     let mut exec =
         machines.start(&["exec", "-i", "web", "--", "sh", "-c", "cat; echo e >&2; exit 5"]);
@@ -196,32 +197,29 @@ impl Machines {
     }
 
     /// The monitor has nothing of the host, and the machine sees nothing of the monitor.
-    fn confined(&self, id: &str) {
+    fn confined(&self, id: &str) -> io::Result<()> {
         let monitor = self.monitor(id);
         let of_monitor = |name: &str| Path::new("/proc").join(monitor.to_string()).join(name);
-        let status = fs::read_to_string(of_monitor("status")).unwrap();
+        let status = fs::read_to_string(of_monitor("status"))?;
         for line in ["CapPrm:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1"] {
             assert!(status.contains(line), "{status}");
         }
         assert!(status.contains("Seccomp:\t2"), "{status}");
         for namespace in ["pid", "mnt", "net", "user", "ipc", "uts", "cgroup"] {
             let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/{namespace}"));
-            assert_ne!(of(&monitor.to_string()).unwrap(), of("self").unwrap(), "{namespace}");
+            assert_ne!(of(&monitor.to_string())?, of("self")?, "{namespace}");
         }
         let children = of_monitor("task").join(monitor.to_string()).join("children");
-        assert_eq!(fs::read_to_string(children).unwrap(), "");
-        let names = |path: &str| {
-            let entries = fs::read_dir(of_monitor("root").join(path)).unwrap();
-            let names = entries.map(|it| it.unwrap().file_name().into_string().unwrap());
-            names.collect::<Vec<_>>()
-        };
-        let seen = names("machine/files/root");
-        assert!(seen.contains(&"usr".to_owned()), "{seen:?}");
+        assert_eq!(fs::read_to_string(children)?, "");
+        let entries = fs::read_dir(of_monitor("root").join("machine/files/root"))?;
+        let seen: Vec<_> = entries.map(|it| Ok(it?.file_name())).collect::<io::Result<_>>()?;
+        assert!(seen.contains(&"usr".into()), "{seen:?}");
         for hidden in ["proc", "sys", "dev", "tmp", "work", "machine"] {
-            assert!(!seen.contains(&hidden.to_owned()), "{seen:?}");
+            assert!(!seen.contains(&hidden.into()), "{seen:?}");
         }
-        let descriptors = fs::read_dir(of_monitor("fd")).unwrap().count();
+        let descriptors = fs::read_dir(of_monitor("fd"))?.count();
         assert!(descriptors <= 64, "{descriptors}");
+        Ok(())
     }
 }
 
@@ -267,7 +265,7 @@ fn a_machine_that_does_not_start_is_one_error_with_its_reason_and_leaves_nothing
 
 fn executable(path: &Path) {
     use std::os::unix::fs::PermissionsExt;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("the test made the file");
 }
 
 impl Machines {

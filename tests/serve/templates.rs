@@ -234,7 +234,7 @@ fn a_reload_renews_the_template_and_ends_what_no_request_can_want() {
         let now = templates(&tare);
         now.len() == 1 && now != first
     });
-    directory.write("tare.toml", &format!("{CLONES}preload = ['json']\n"));
+    directory.write("tare.toml", format!("{CLONES}preload = ['json']\n"));
     server.ask("POST", "/v1/reload", &[], b"").was(204);
     eventually("nothing waits", || waiting(&tare).is_empty());
     in_clone(&server, &code("print(1)"));
