@@ -1,6 +1,6 @@
 //! LibreChat's API: what its clients send, and what they get. One file per subject.
 
-mod client;
+pub mod client;
 mod documents;
 mod download;
 mod exec;

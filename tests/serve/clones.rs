@@ -10,6 +10,7 @@ use tare_harness::{
     Process, Server, Tare, TemporaryDirectory, box_processes, eventually, skip, tare, unprivileged,
 };
 
+use crate::librechat::client::with_packages;
 use crate::serve::pool::{ENDINGS, PROBE, parsed, waiting};
 use crate::serve::quotas::sha256;
 
@@ -213,6 +214,31 @@ fn clones_of_one_template_draw_different_random_numbers() {
         assert_eq!(distinct.len(), drawn.len(), "{kind}: {drawn:?}");
     }
     assert_eq!(templates(&tare).len(), 1, "they are clones of one template");
+    server.stop();
+}
+
+/// Libraries for linear algebra have threads, which a copy of their process has not.
+#[test]
+fn clones_with_numpy_compute_and_draw_different_random_numbers() {
+    needs_clones!();
+    let Some(packages) = with_packages() else {
+        skip!("numpy is not installed: ./check does that");
+    };
+    let tare = tare!();
+    let packages = packages.replace("librechat.boxes", "boxes");
+    let preload = "preload = ['numpy', 'numpy.random']\n";
+    let server = Server::start_configured(&tare, &format!("{CLONES}{preload}{packages}"));
+    let draw = "import numpy\nsquare = numpy.ones((400, 400))\nprint((square @ square).sum())\n\
+                print(numpy.random.rand(), numpy.random.default_rng().random())";
+    let mut drawn = BTreeSet::new();
+    for _call in 0..3 {
+        let result = in_clone(&server, &code(draw));
+        let text = result["stdout"].as_str().expect("a text");
+        let (sum, numbers) = text.split_once('\n').unwrap_or_else(|| panic!("{result}"));
+        assert_eq!(sum, "64000000.0", "{result}");
+        drawn.extend(numbers.split_whitespace().map(str::to_owned));
+    }
+    assert_eq!(drawn.len(), 6, "{drawn:?}");
     server.stop();
 }
 
