@@ -89,6 +89,7 @@ fn peak_kib(pid: u32) -> u64 {
 fn a_machine_that_does_not_boot_properly_is_one_error() {
     let liars = liars!("2s");
     let [late, other, ended] = ["did not answer in time", "not this tare's", "its monitor ended"];
+    let unmade = "it could not be set up";
     for (lie, why) in [
         ("forever()", late),
         ("say(os.urandom(4096)); forever()", other),
@@ -99,6 +100,12 @@ fn a_machine_that_does_not_boot_properly_is_one_error() {
         ("say(hello()); forever()", late),
         ("say(hello()); until_data(OWN); report(OWN, 255, 255, 255); forever()", other),
         ("say(hello()); until_data(OWN); report(OWN, STARTED); forever()", other),
+        // A failure whose errno is 0, and one whose errno is no errno.
+        ("say(hello()); until_data(OWN); report(OWN, SETUP_FAILED, 4, 0, 0); forever()", unmade),
+        (
+            "boot(); until_data(COMMAND); report(COMMAND, SETUP_FAILED, 16, 0, 255, 255, 3); forever()",
+            unmade,
+        ),
         ("say(hello()); until_data(OWN); say(frame(END, OWN)); forever()", other),
         ("sys.exit(3)", ended),
         ("print('last words', flush=True); os.abort()", "last words"),

@@ -262,7 +262,7 @@ impl Machine {
     }
 }
 
-/// The command of the user is not what could not be started.
+/// The monitor did not start. Reports a failed boot, so that the error does not name the user's command.
 fn not_started(report: Report) -> Report {
     let Report::LaunchFailed { errno, .. } = report else { return report };
     let subject = format!("cannot start it: {}", io::Error::from_raw_os_error(errno));
@@ -270,7 +270,7 @@ fn not_started(report: Report) -> Report {
 }
 
 fn errno(error: &io::Error) -> Errno {
-    Errno::from_raw_os_error(error.raw_os_error().unwrap_or(0))
+    error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
 }
 
 /// What the machine and its monitor print.

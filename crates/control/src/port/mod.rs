@@ -40,8 +40,6 @@ pub use table::{Port, PortEvent, STREAMS_MAX, Side};
 pub enum ToMachine {
     /// Start the keeper of the box in the machine. Sent once, before any other connection.
     Start(Box<GuestPlan>),
-    /// The time of the host, in nanoseconds since 1970.
-    Clock { now_ns: u64 },
     /// Write everything to the shares, and say how the machine is: it is about to end. The answer is
     /// [`Report::MachineState`](crate::Report::MachineState).
     Sync,

@@ -176,7 +176,7 @@ fn await_report(
         }
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(failure::started_late());
+            return Err(failure::started_late(session.start_within()));
         }
         let mut fds = vec![PollFd::new(session.channel(), PollFlags::IN)];
         fds.extend(given_up.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));

@@ -17,10 +17,10 @@ use crate::spec::shown::escaped;
 /// the caller for ever.
 pub const START_WITHIN: Duration = Duration::from_secs(60);
 
-/// Returns the error for a box that took longer than [`START_WITHIN`].
-pub fn started_late() -> Error {
+/// Returns the error for a box that took longer than it may: [`START_WITHIN`], and the boot of a machine.
+pub fn started_late(within: Duration) -> Error {
     Error::new(ErrorKind::NoAnswer, "the box did not start in time")
-        .caused_by(format!("it took more than {} s", START_WITHIN.as_secs()))
+        .caused_by(format!("it took more than {} s", within.as_secs()))
         .with_hint("does the file system of its root and of each volume answer?")
 }
 
@@ -72,14 +72,19 @@ fn boot(error: Error, printed: &str, errno: i32) -> Error {
         true => "it printed nothing".to_owned(),
         false => format!("its last lines: {}", lines.join(" | ")),
     };
-    if errno == Errno::TIMEDOUT.raw_os_error() {
+    // A machine may report any number, so the number is compared and not converted.
+    let is = |known: Errno| known.raw_os_error() == errno;
+    if is(Errno::TIMEDOUT) {
         return error
             .caused_by(format!("its keeper did not answer in time; {last}"))
             .with_hint("TARE_VM_BOOT sets the time; 'tare doctor' shows what the host lacks");
     }
-    let why = match Errno::from_raw_os_error(errno) {
-        Errno::PROTO => "its first process is not this tare's",
-        _ => "its monitor ended",
+    let why = if is(Errno::PROTO) {
+        "its first process is not this tare's"
+    } else if is(Errno::CHILD) || is(Errno::PIPE) {
+        "its monitor ended"
+    } else {
+        "it could not be set up"
     };
     error.caused_by(format!("{why}; {last}")).with_hint(Hint::SeeDoctor)
 }

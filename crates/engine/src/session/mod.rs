@@ -331,7 +331,7 @@ impl Session {
                 None => {
                     let left = until.saturating_duration_since(Instant::now());
                     if left.is_zero() {
-                        return Err(failure::started_late());
+                        return Err(failure::started_late(self.start_within()));
                     }
                     let mut fds = [PollFd::from_borrowed_fd(self.events_fd(), PollFlags::IN)];
                     // After an interrupted wait the loop looks again.

@@ -56,7 +56,6 @@ pub fn main() -> ExitCode {
 fn run() -> io::Result<()> {
     let program = open_path(CWD, MACHINE_NAME)?;
     mounts::enter_own_root()?;
-    let _since_boot = boot_ns();
     let port = open_port()?;
     serve(port, &mut Starter { program })
 }
@@ -91,7 +90,7 @@ pub struct Starter {
 impl InnerMachine for Starter {
     fn start(&mut self, guest: GuestPlan) -> io::Result<OwnedFd> {
         let GuestPlan { mut plan, trees, pids, now_ns } = guest;
-        self.set_clock(now_ns);
+        set_clock(now_ns);
         // A process of a native box gets more memory than there is, and is killed when it uses it.
         fs::write("/proc/sys/vm/overcommit_memory", "1").ok();
         let trees = mounts::share(&trees)?;
@@ -128,12 +127,6 @@ impl InnerMachine for Starter {
         Ok(UnixStream::connect(CONTROL)?.into())
     }
 
-    fn set_clock(&mut self, now_ns: u64) {
-        let seconds = i64::try_from(now_ns / 1_000_000_000).unwrap_or(i64::MAX);
-        let now = Timespec { tv_sec: seconds, tv_nsec: (now_ns % 1_000_000_000) as i64 };
-        clock_settime(ClockId::Realtime, now).ok();
-    }
-
     fn sync(&mut self) {
         rustix::fs::sync();
     }
@@ -143,6 +136,13 @@ impl InnerMachine for Starter {
         let killed = counters.lines().find_map(|line| line.strip_prefix("oom_kill "));
         killed.and_then(|count| count.parse().ok()).unwrap_or(0)
     }
+}
+
+/// `now_ns` is the time of the host, in nanoseconds since 1970.
+fn set_clock(now_ns: u64) {
+    let seconds = i64::try_from(now_ns / 1_000_000_000).unwrap_or(i64::MAX);
+    let now = Timespec { tv_sec: seconds, tv_nsec: (now_ns % 1_000_000_000) as i64 };
+    clock_settime(ClockId::Realtime, now).ok();
 }
 
 /// Makes the cgroup of the box, which limits its processes. The keeper is one more.

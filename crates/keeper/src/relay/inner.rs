@@ -25,7 +25,6 @@ pub trait InnerMachine {
     fn start(&mut self, guest: GuestPlan) -> io::Result<OwnedFd>;
     /// Connects to the keeper as a client does.
     fn connect(&mut self) -> io::Result<OwnedFd>;
-    fn set_clock(&mut self, now_ns: u64);
     /// Writes everything to the shares that is not written yet.
     fn sync(&mut self);
     /// Returns how many processes the kernel has killed for memory.
@@ -88,10 +87,6 @@ impl Joins {
                         errno: error.raw_os_error().unwrap_or(0),
                     },
                 },
-                Received::Message(ToMachine::Clock { now_ns }) => {
-                    machine.set_clock(now_ns);
-                    Report::Done
-                }
                 Received::Message(ToMachine::Sync) => {
                     machine.sync();
                     Report::MachineState { oom_kills: machine.oom_kills() }
