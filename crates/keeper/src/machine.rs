@@ -1,11 +1,14 @@
-//! The machine of a box, seen from outside: its monitor, its console, and the relay to the keeper in it.
+//! The machine of a box, seen from outside: its monitor, its console, and the relay to its keeper.
 //!
 //! ```text
 //! Booting ─hello─▶ Starting ─Done─▶ Ready
-//!    └──────────────┴── deadline, end of the monitor, a broken port ──▶ it has failed
+//!    │                │               └─ end of the monitor, a broken port ──▶ Failed
+//!    │                └─ these, SetupFailed, the deadline of the boot ───────▶ Failed
+//!    └─ end of the monitor, a broken port, the deadline of the boot ─────────▶ Failed
 //! ```
 //!
-//! What the machine sends is untrusted: it can end its box, and nothing else.
+//! What the machine sends is untrusted: it can end its box, and nothing else. No function here
+//! blocks, except `Machine::sync`, which has a deadline.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -33,7 +36,7 @@ use crate::relay::{Relay, RelayError};
 /// How much of the console is kept: the last bytes.
 const CONSOLE_BYTES: usize = 2 << 10;
 const CONSOLE_READ_BYTES: usize = 16 << 10;
-/// How many reads of the console follow each other.
+/// The most reads of the console in one turn.
 const CONSOLE_ROUNDS_MAX: usize = 8;
 /// How long a machine may take to write its files to the volumes at its end.
 const SYNC_WITHIN: Duration = Duration::from_secs(10);
@@ -45,6 +48,7 @@ pub struct MachineFiles {
     pub initramfs: OwnedFd,
 }
 
+/// A monitor that was started, and what the outer keeper knows about its machine.
 #[derive(Debug)]
 pub struct Machine {
     monitor: Pid,
@@ -61,7 +65,7 @@ enum BootStage {
     Booting(Box<GuestPlan>),
     Starting,
     Ready,
-    /// The box ends with it. `errno` is why it did not boot.
+    /// The box ends with the machine. `errno` is the reason.
     Failed {
         errno: i32,
     },
@@ -129,7 +133,7 @@ impl Machine {
         self.monitor == pid
     }
 
-    /// The monitor has ended, and with it the machine.
+    /// Notes that the monitor has ended, and with it the machine.
     pub fn ended(&mut self) {
         self.fail(Errno::CHILD);
     }
@@ -179,21 +183,24 @@ impl Machine {
         }
     }
 
-    /// Opens a connection to the keeper in the machine: the first one is its creator's.
+    /// Opens a connection to the machine. The first one leads to its first process, the second is
+    /// the creator's socket of its keeper, and all others are clients of that keeper
+    /// (`relay/inner.rs`).
     pub fn connect(&mut self, first: &[u8], passed: Vec<OwnedFd>) -> io::Result<Channel> {
         let socket = self.relay.connect(first, passed)?;
-        // The first bytes go at once.
+        // Sends the first bytes at once.
         self.move_bytes();
         Ok(Channel::new(socket))
     }
 
-    /// Moves what the machine had sent before it ended. Returns `false` when that is all.
+    /// Moves bytes that the machine sent before it ended. Returns `false` when there are no more.
     pub fn move_last(&mut self) -> bool {
         self.relay.turn().is_ok()
     }
 
-    /// Lets the machine write what it has not written to its volumes yet. Waits, but not for long.
-    /// Returns how many processes its kernel has killed for memory.
+    /// Waits until the machine has written everything to its volumes, at most until `until_ns` and
+    /// for `SYNC_WITHIN`. Returns how many processes its kernel has killed for memory; 0 without an
+    /// answer.
     pub fn sync(&mut self, until_ns: u64) -> u64 {
         let within_ns = boot_ns().saturating_add(SYNC_WITHIN.as_nanos() as u64);
         let until_ns = until_ns.min(within_ns);
@@ -241,7 +248,7 @@ impl Machine {
         }
     }
 
-    /// Learns whether the keeper in the machine has its plan.
+    /// Reads whether the keeper in the machine has its plan.
     fn hear_start(&mut self) {
         let Some(own) = &mut self.own else { return };
         match own.receive(REPORT_BYTES_MAX) {
@@ -262,7 +269,8 @@ impl Machine {
     }
 }
 
-/// The monitor did not start. Reports a failed boot, so that the error does not name the user's command.
+/// Turns a failed launch into a failed boot: the monitor did not start. The command of the user is
+/// not to blame.
 fn not_started(report: Report) -> Report {
     let Report::LaunchFailed { errno, .. } = report else { return report };
     let subject = format!("cannot start it: {}", io::Error::from_raw_os_error(errno));

@@ -1,9 +1,9 @@
 //! Bytes that wait to be written, in one block.
 
-/// A block that keeps this much is kept for the next bytes. A larger one is freed when it is empty.
+/// An empty block of at most this size is kept for the next bytes. A larger one is freed.
 const KEPT_BYTES: usize = 64 << 10;
 
-/// Bytes that wait to be written, the first first.
+/// Bytes that wait to be written, the oldest first.
 #[derive(Debug, Default)]
 pub struct Backlog {
     bytes: Vec<u8>,
@@ -39,7 +39,7 @@ impl Backlog {
         &mut self.bytes
     }
 
-    /// Forgets bytes that are written.
+    /// Removes bytes that were written.
     pub fn wrote(&mut self, length: usize) {
         self.written = (self.written + length).min(self.bytes.len());
         if self.is_empty() {
@@ -51,7 +51,7 @@ impl Backlog {
         }
     }
 
-    /// Moves the rest to the front, if that is less than what was written.
+    /// Moves the rest to the front, if the rest is smaller than what was written.
     fn compact(&mut self) {
         if self.written > self.len() {
             self.bytes.drain(..self.written);

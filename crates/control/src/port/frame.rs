@@ -1,17 +1,18 @@
-//! The frames of a port: a head of 16 bytes (kind, length, stream), then the bytes of the frame. All
-//! numbers are little-endian. Decoding checks everything that one frame alone can show.
+//! The frames of a port: a head of 16 bytes (kind, length, stream), then the bytes of the frame.
+//! All numbers are little-endian. Decoding checks everything that one frame alone can show.
+//! `table.rs` checks the rest.
 
 use crate::plan::{Identity, TerminalPlan};
 use crate::port::PortError;
 
-/// The version of the frames and of their meaning. Both sides are the same binary, except while an
-/// older machine lives.
+/// The version of the frames and of their meaning. Both sides are the same binary: every machine
+/// gets that of its keeper. So another version shows that the other side is not tare.
 pub const PORT_VERSION: u32 = 1;
 /// How much data one frame carries.
 pub const DATA_BYTES_MAX: usize = 32 << 10;
 /// The length of a frame's head.
 pub const HEAD_BYTES: usize = 16;
-/// The stream of the first frame. A console or a stray program does not send this by accident.
+/// The stream of a hello. A console or a stray program does not send this number by accident.
 const HELLO: u64 = u64::from_le_bytes(*b"tareport");
 
 /// The number of a stream: even if the outer side opened it, odd if the inner side did.
@@ -154,8 +155,8 @@ mod passed {
     pub const TERMINAL: u32 = 4;
 }
 
-/// Refuses a kind that does not exist and a length that the kind does not have, before anything waits
-/// for that many bytes.
+/// Refuses a kind that does not exist and a length that the kind does not have, before anything
+/// waits for that many bytes.
 fn expect_length(kind: u32, length: u32) -> Result<usize, PortError> {
     let length = usize::try_from(length).unwrap_or(usize::MAX);
     let fits = match kind {
@@ -163,7 +164,7 @@ fn expect_length(kind: u32, length: u32) -> Result<usize, PortError> {
         kind::HELLO | kind::CREDIT => length == 4,
         kind::RESIZE => length == 8,
         kind::PASS => length == 20,
-        // Data of no bytes would cost its sender nothing: it needs no credit.
+        // An empty frame needs no credit, so a peer could send any number of them.
         kind::DATA => (1..=DATA_BYTES_MAX).contains(&length),
         _ => false,
     };

@@ -1,13 +1,13 @@
 //! A port: connections and the descriptors that they pass, over one stream of bytes.
 //!
 //! A virtual machine has no sockets to its host, only a port. The same protocol that passes between
-//! a client and a keeper over sockets crosses a port in frames ([`PortFrame`]). Every connection and
-//! every passed descriptor is a numbered stream with data, end and *credit*: a side sends only what
-//! the other side has promised to keep. So a reader that does not read stops no other stream, and
-//! each side needs a bounded amount of memory.
+//! a client and a keeper over sockets crosses a port in frames ([`PortFrame`]). Every connection
+//! and every passed descriptor is a numbered stream with data, end and *credit*: a side sends only
+//! what the other side has promised to keep. So a reader that does not read stops no other stream,
+//! and each side needs a bounded amount of memory.
 //!
-//! This folder has no input or output: [`Port`] says which frames are allowed, and collects those to
-//! be sent. Each side takes the other for an enemy. The first invalid frame ends the port with a
+//! This folder does no input or output: [`Port`] says which frames are allowed, and collects those
+//! to be sent. Neither side trusts the other. The first invalid frame ends the port with a
 //! [`PortError`].
 //!
 //! ```text
@@ -16,8 +16,8 @@
 //!   receiver  Open ──End──▶ Ended ──stop──▶ Over      Open ──stop──▶ Stopped ──End──▶ Over
 //! ```
 //!
-//! A stream is forgotten when its directions are over. Its last frames are an `End` of the sender and
-//! a `Stop` of the receiver, so no frame about it is on the way any more.
+//! A side forgets a stream when all its directions are over. The last frames of a direction are an
+//! `End` of its sender and a `Stop` of its receiver, so no frame about it is on the way any more.
 
 mod backlog;
 mod frame;
@@ -40,8 +40,8 @@ pub use table::{Port, PortEvent, STREAMS_MAX, Side};
 pub enum ToMachine {
     /// Start the keeper of the box in the machine. Sent once, before any other connection.
     Start(Box<GuestPlan>),
-    /// Write everything to the shares, and say how the machine is: it is about to end. The answer is
-    /// [`Report::MachineState`](crate::Report::MachineState).
+    /// Write everything to the shares, and say how the machine is: it is about to end. The answer
+    /// is [`Report::MachineState`](crate::Report::MachineState).
     Sync,
 }
 
@@ -52,9 +52,9 @@ pub enum PortError {
     NoHello,
     /// It speaks another version.
     Version(u32),
-    /// It sent a frame that this side never accepts: a second hello, or one that only this side sends.
+    /// It sent a frame that only this side sends, or a second hello.
     NotAllowed,
-    /// The kind does not exist, or has another length, or a number of it is invalid.
+    /// The kind does not exist, or the frame has a wrong length or an invalid number.
     Malformed { kind: u32 },
     /// It numbered a new stream with anything but the next number.
     Number(StreamId),

@@ -1,12 +1,13 @@
-//! The state of one stream: which frames it allows, and how much data.
+//! The state of one stream: which frames it allows, and how much data. The diagram is in `mod.rs`.
 
 use crate::port::frame::StreamId;
 use crate::port::{DATA_BYTES_MAX, PortError};
 
-/// How much a new stream may send before it gets credit. All streams together may have this much.
+/// How much a new stream may send before it gets credit. Every stream may have this much at the
+/// same time, whatever the others have.
 pub const WINDOW_FIRST: u32 = 8 << 10;
-/// How much a busy stream may send ahead of its reader. A port with a round trip of a millisecond
-/// carries 500 MB/s with it.
+/// How much a busy stream may send ahead of its reader: 500 MB/s over a port with a round trip of a
+/// millisecond.
 pub const WINDOW_MAX: u32 = 512 << 10;
 
 /// The direction in which this side sends.
@@ -157,8 +158,8 @@ impl Incoming {
 }
 
 impl Allowance {
-    /// Takes note of data that was delivered. Returns the credit to send. A stream whose reader keeps
-    /// up gets a larger window, out of what is `spare` for all streams.
+    /// Takes note of data that was delivered. Returns the credit to send. A stream whose reader
+    /// keeps up gets a larger window, out of what is `spare` for all streams.
     pub fn deliver(&mut self, length: usize, spare: &mut u32) -> Option<u32> {
         self.owed = self.owed.saturating_add(u32::try_from(length).unwrap_or(u32::MAX));
         if self.owed < self.window / 2 {

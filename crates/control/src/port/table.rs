@@ -8,17 +8,17 @@ use crate::port::frame::{PORT_VERSION, Passed, PortFrame, StreamId};
 use crate::port::stream::{Answer, Arrived, Incoming, Outgoing, WINDOW_FIRST};
 use crate::port::{HEAD_BYTES, PortError};
 
-/// How many streams may be open: those of as many execs as a keeper runs, and a few more.
+/// The most streams: enough for as many execs as a keeper runs, and a few more.
 pub const STREAMS_MAX: usize = 1100;
-/// The memory for windows that are larger than the first one, of all streams together. With the first
-/// windows, everything that the other side may send takes 21 MiB.
+/// The memory that the windows of all streams together may take beyond the first ones. With the
+/// first windows, everything that the other side may send ahead takes at most 21 MiB.
 const SPARE_BYTES: u32 = 12 << 20;
 const _: () =
     assert!(STREAMS_MAX * WINDOW_FIRST as usize + SPARE_BYTES as usize <= 21 << 20, "the promise");
-/// While this much waits to be sent, no more data is taken.
+/// While this much waits to be sent, no stream may send more data.
 const OUTPUT_BYTES: usize = 64 << 10;
-/// While this much waits to be sent, no more frames are received. An honest peer reads before its
-/// answers take this much, so two of them do not wait for each other.
+/// While this much waits to be sent, no more frames are received. An honest peer reads before the
+/// answers to it take this much, so two honest peers never stop reading at the same time.
 const OUTPUT_BYTES_MAX: usize = 1 << 20;
 /// A client passes the standard streams of a command.
 const PASSED_IN_MAX: u8 = 3;
@@ -120,7 +120,7 @@ impl Port {
         self.output.wrote(length);
     }
 
-    /// Returns whether frames may be received. A peer that sends and does not read is not read either.
+    /// Returns whether frames may be received. A peer that does not read is not read either.
     pub fn may_receive(&self) -> bool {
         self.output.len() < OUTPUT_BYTES_MAX
     }
@@ -185,8 +185,8 @@ impl Port {
         Some(stream)
     }
 
-    /// Passes a descriptor with the next bytes of a connection. Returns `None` if there are too many
-    /// streams, or if the connection takes no more bytes.
+    /// Passes a descriptor with the next bytes of a connection. Returns `None` if there are too
+    /// many streams, or if the connection takes no more bytes.
     pub fn pass(&mut self, connection: StreamId, what: Passed) -> Option<StreamId> {
         self.streams.get(&connection).filter(|one| one.sends())?;
         let stream = match what {
@@ -207,8 +207,8 @@ impl Port {
         known.map_or(0, |one| one.outgoing.sendable())
     }
 
-    /// Sends the data that `read` puts into its buffer, which is as long as [`Self::sendable`]. `read`
-    /// returns the length, and 0 at the end of its file.
+    /// Sends the data that `read` puts into its buffer, which is as long as [`Self::sendable`].
+    /// `read` returns the length, and 0 at the end of its file.
     pub fn send_data<E>(
         &mut self,
         stream: StreamId,

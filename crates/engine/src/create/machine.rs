@@ -1,8 +1,11 @@
 //! A box in a machine: a native box whose only workload is a monitor, and the box inside.
 //!
-//! The outer box gets the limits, the volumes and the record. Its plan contains the plan of the box in
-//! the machine, which is made from the spec of the user as for a native box. The root that the machine
-//! sees is assembled a second time, apart from the root of the monitor.
+//! The outer box gets the limits, the volumes and the record. Its plan contains the plan of the box
+//! in the machine, which is made from the spec of the user as for a native box. The keeper
+//! assembles the root that the machine sees apart from the root of the monitor.
+//!
+//! Invariant: whatever the spec asks for, the monitor has no root rights, the default seccomp
+//! filter and no network.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
@@ -32,9 +35,9 @@ use crate::vm::monitor::{MachineOrder, Monitor, Share};
 use crate::vm::qemu::Qemu;
 use crate::vm::{MachineSettings, initramfs};
 
-/// A kernel with its modules, a keeper and one command fit.
+/// The least memory limit: a kernel with its modules, a keeper and one command fit.
 pub const MEMORY_BYTES_MIN: u64 = 256 << 20;
-/// The monitor's threads, more of them while files are read.
+/// Enough for the threads of the monitor. It starts more of them while it reads files.
 const MONITOR_PIDS: u32 = 64;
 const MONITOR_NOFILE: u32 = 1024;
 /// The monitor writes no file.
@@ -46,7 +49,7 @@ const BOOT_WITHIN_EMULATED: Duration = Duration::from_secs(60);
 
 /// The directory of everything that the machine sees, in the root of the monitor.
 const SHARED: &str = "/machine";
-/// Where a monitor is that is not in the view of the host.
+/// The place of a monitor that is not in the view of the host, in the root of the monitor.
 const MONITOR: &str = "/machine/monitor";
 /// The share of the root and of all read-only volumes.
 const FILES: &str = "files";
@@ -96,7 +99,7 @@ impl<'a> Machine<'a> {
         })
     }
 
-    /// Says that the machine is emulated, if the user left that open.
+    /// Returns a note that the machine is emulated, if the user left that open.
     pub fn note(&self) -> Option<String> {
         let wanted = self.inner.machine.as_ref().map(|machine| machine.accel);
         let is_open = wanted == Some(Accel::Auto) && self.accelerator == Accelerator::Tcg;
@@ -109,8 +112,8 @@ impl<'a> Machine<'a> {
         endowment.give(Role::Initramfs, self.initramfs.as_fd());
     }
 
-    /// Turns the plan of the outer box into the plan of a machine. `directories` says of each volume
-    /// whether it is a directory.
+    /// Turns the plan of the outer box into the plan of a machine. `directories` says of each
+    /// volume whether it is a directory.
     pub fn plan(
         &self,
         outer: &mut Plan,
@@ -119,8 +122,9 @@ impl<'a> Machine<'a> {
         (cgroups, directories): (&CgroupHolding, &[bool]),
     ) {
         self.export_root(outer);
-        // Without a cgroup, a limit of each process stands for that of the box. The monitor maps files
-        // beside the memory of the machine, which bounds it already.
+        // Without a cgroup, a limit on the data of each process replaces the memory limit of the
+        // box. The monitor would exceed it, because it maps files beside the memory of the machine.
+        // The size of that memory bounds the monitor already.
         outer.profile.limits.retain(|limit| limit.resource != Resource::Data);
         let new = NewBox { spec: self.inner, mode };
         let sources = TreeSources::of_guest(directories);
@@ -154,14 +158,14 @@ impl<'a> Machine<'a> {
         }));
     }
 
-    /// The memory of the machine: what the limit leaves beside the monitor.
+    /// Returns the memory of the machine: the memory limit without what the monitor needs.
     fn guest_bytes(&self) -> u64 {
         let limit = self.inner.limits.memory_bytes.value();
         limit.saturating_sub(self.monitor.overhead_bytes(self.accelerator))
     }
 
-    /// Moves the root that the user asked for to where the machine sees it. The monitor runs with the
-    /// host's programs.
+    /// Moves the root that the user asked for to the place that the machine sees. The root of the
+    /// monitor has the programs of the host.
     fn export_root(&self, outer: &mut Plan) {
         let hostname = outer.hostname.clone().unwrap_or_default();
         let Some(filesystem) = &mut outer.filesystem else { return };
@@ -246,8 +250,8 @@ fn accelerator(wanted: Accel, monitor: &Qemu) -> Result<Accelerator, Error> {
     }
 }
 
-/// The native box around the monitor. Its user, volumes and limits of memory and processor time are
-/// those of the spec.
+/// Returns the native box around the monitor. Its user, its volumes, and its limits of memory and
+/// processor time are those of the spec.
 fn outer(spec: &Spec, monitor: &Path) -> Spec {
     let volumes = spec.volumes.iter().enumerate();
     let volumes =
@@ -274,7 +278,7 @@ fn outer(spec: &Spec, monitor: &Path) -> Spec {
     }
 }
 
-/// Where a volume is in the root of the monitor.
+/// Returns the place of a volume in the root of the monitor.
 fn place(number: usize, volume: &Volume) -> PathBuf {
     let Share { path, .. } = share(number, volume);
     PathBuf::from(path).join(path_in_share(number, volume))
@@ -306,7 +310,7 @@ fn shares(volumes: &[Volume]) -> Vec<Share> {
     [files()].into_iter().chain(own.filter(|share| share.writable)).collect()
 }
 
-/// The trees of the box in the machine: its root, then its volumes.
+/// Returns the trees of the box in the machine: its root, then its volumes.
 fn trees(volumes: &[Volume]) -> Vec<SharedTree> {
     let root = SharedTree { share: FILES.into(), path: "root".into(), writable: false };
     let volumes = volumes.iter().enumerate().map(|(number, volume)| {
@@ -316,7 +320,7 @@ fn trees(volumes: &[Volume]) -> Vec<SharedTree> {
     [root].into_iter().chain(volumes).collect()
 }
 
-/// As many processors as the limit of processor time needs.
+/// Returns as many processors as the limit of processor time needs.
 fn processors(spec: &Spec) -> u32 {
     spec.limits.cpus.map_or(1, |cpus| cpus.milli.div_ceil(1000))
 }

@@ -1,5 +1,6 @@
-//! The first files of a machine, as the kernel unpacks them: this binary, the modules of the kernel,
-//! and a console. They are made for every machine, so that its keeper is never older than tare.
+//! The first files of a machine, as the kernel unpacks them: this binary, the modules of the
+//! kernel, and a console. They are made for every machine, so that the keeper in it is the same
+//! binary as the one outside.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -12,7 +13,7 @@ use tare_kernel::step::step;
 
 use super::image;
 
-/// The entry after the last one.
+/// The name of the entry that ends an archive.
 const END: &str = "TRAILER!!!";
 const DIRECTORY: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
@@ -22,7 +23,7 @@ const DEVICE: u32 = 0o020_600;
 const CONSOLE: (u32, u32) = (5, 1);
 const NO_DEVICE: (u32, u32) = (0, 0);
 
-/// Returns a file in memory with the archive. It ends with its last descriptor.
+/// Returns a file in memory with the archive. The kernel frees it with its last descriptor.
 pub fn make<'a>(modules: impl Iterator<Item = (&'a str, &'a [u8])>) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = step("make initramfs", || memfd_create("tare-initramfs", flags))?;

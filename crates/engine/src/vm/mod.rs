@@ -1,7 +1,7 @@
 //! What machines are made of: guest kernels, and the monitor that runs a machine.
 //!
-//! Nothing here belongs to a box. Kernels are installed files in a directory of their own, which does
-//! not depend on the state root.
+//! Nothing here belongs to a box. Kernels are installed files in a directory of their own, which
+//! does not depend on the state root.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub mod qemu;
 #[derive(Debug)]
 pub struct MachineSettings {
     pub kernels: Kernels,
-    /// `None`: the first in PATH.
+    /// `None`: the first QEMU in PATH.
     pub monitor: Option<PathBuf>,
     /// How long a machine may take to boot; `None`: it depends on the accelerator.
     pub boot_within: Option<Duration>,

@@ -1,4 +1,5 @@
-//! What tare asks of a monitor, the program that runs a machine.
+//! What tare asks of a monitor, the program that runs a machine. Nothing here depends on which
+//! monitor it is.
 
 use std::ffi::OsString;
 use std::path::Path;

@@ -30,8 +30,8 @@ pub struct Qemu {
 }
 
 impl Qemu {
-    /// Asks a monitor for its version: `named`, or else the first in PATH. The error says what is
-    /// wrong with it. A monitor that does not answer by `until` is one of the errors.
+    /// Asks a monitor for its version: `named`, or else the first in PATH. Fails if there is none,
+    /// if it is not QEMU, and if it does not answer by `until`.
     pub fn find(named: Option<PathBuf>, until: Instant) -> Result<Self, Error> {
         let path = match named {
             Some(path) => path,
@@ -40,7 +40,7 @@ impl Qemu {
                     .with_hint("install the package qemu-system-x86")
             })?,
         };
-        // Of a path that does not lead to a file, the start says what is wrong.
+        // If the path does not lead to a file, the start fails and says why.
         let path = path.canonicalize().unwrap_or(path);
         let said = answer(path.as_os_str(), &["--version"], until)?;
         let version = said.strip_prefix("QEMU emulator version ").ok_or_else(|| {
@@ -82,8 +82,8 @@ impl Monitor for Qemu {
         }
     }
 
-    /// The machine has no firmware, no bus but virtio's, no network, no file of QEMU's configuration, and
-    /// QEMU may start no process.
+    /// The machine has no firmware, no bus but virtio's, and no network. QEMU reads no file of
+    /// configuration, and may start no process.
     fn arguments(&self, order: &MachineOrder<'_>) -> Vec<OsString> {
         let mut arguments: Vec<OsString> = Vec::new();
         let mut add = |words: &[&str]| arguments.extend(words.iter().map(OsString::from));
@@ -126,8 +126,9 @@ impl Monitor for Qemu {
     }
 }
 
-/// The kernel's command line. A machine whose counter cannot be measured hangs, and one that does not
-/// trust it has a clock that is late under load and loses every pause.
+/// Returns the kernel's command line. An emulated machine gets the rate of its counter, because a
+/// kernel that cannot measure the rate hangs. It has to trust the counter, because otherwise its
+/// clock is late under load and loses the time of every pause.
 fn command_line(order: &MachineOrder<'_>) -> String {
     let clock = match order.accelerator {
         Accelerator::Kvm => String::new(),
@@ -162,7 +163,7 @@ fn answer(program: &OsStr, arguments: &[&str], until: Instant) -> Result<String,
     let started = thread::Builder::new().spawn(read);
     let within = until.saturating_duration_since(Instant::now()).min(ANSWERS_WITHIN);
     let said = started.map(|_| reported.recv_timeout(within));
-    // It has ended, or has answered, or had its time.
+    // The program has ended or has answered, or its time is over.
     child.kill().ok();
     child.wait().context(|| format!("cannot wait for {shown}"))?;
     match said.context(|| "cannot start a thread".to_owned())? {

@@ -5,8 +5,10 @@
 //! modules ─▶ root on a tmpfs ─▶ port ─▶ hello ─▶ plan from outside ─▶ shares ─▶ keeper ─▶ relay
 //! ```
 //!
-//! It runs as root of the machine's kernel. When its keeper has ended, or when it fails, it turns the
-//! machine off. What it prints goes to the console, of which the outer keeper has the last lines.
+//! It runs as root of the machine's kernel. It turns the machine off when the outer keeper closes
+//! the first connection, when the port fails, and when it cannot make the machine usable. It does
+//! not watch its own keeper: the outer keeper reads over the port that the command has ended. What
+//! it prints goes to the console, whose last lines the outer keeper keeps.
 
 mod mounts;
 
@@ -91,7 +93,8 @@ impl InnerMachine for Starter {
     fn start(&mut self, guest: GuestPlan) -> io::Result<OwnedFd> {
         let GuestPlan { mut plan, trees, pids, now_ns } = guest;
         set_clock(now_ns);
-        // A process of a native box gets more memory than there is, and is killed when it uses it.
+        // As in a native box, a process may allocate more memory than there is. The kernel kills a
+        // process that uses it.
         fs::write("/proc/sys/vm/overcommit_memory", "1").ok();
         let trees = mounts::share(&trees)?;
         let cgroup = cgroup(pids)?;
@@ -116,7 +119,8 @@ impl InnerMachine for Starter {
             guard: None,
             privilege: Privilege::Unchanged,
         })?;
-        // The child uses our memory until it has executed. There is one, so it can stay allocated.
+        // The child uses this memory until it has executed. There is one child, so the memory is
+        // never freed.
         std::mem::forget(child.go());
         let channel = Channel::new(ours.into());
         channel.send(&plan, PLAN_BYTES_MAX, &[])?;
@@ -145,7 +149,7 @@ fn set_clock(now_ns: u64) {
     clock_settime(ClockId::Realtime, now).ok();
 }
 
-/// Makes the cgroup of the box, which limits its processes. The keeper is one more.
+/// Makes the cgroup of the box, which limits its processes. The limit has room for the keeper too.
 fn cgroup(pids: u32) -> io::Result<Cgroup> {
     let root = Cgroup::open(std::path::Path::new(CGROUPS))?;
     root.write("cgroup.subtree_control", "+pids +memory")?;

@@ -1,5 +1,5 @@
-//! The file systems of the machine's first process: its own root, modules, and what the monitor
-//! shares.
+//! The file systems of the machine's first process: its own root, the modules, and the directories
+//! that the monitor shares. Nothing here is undone: all mounts end with the machine.
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
@@ -13,14 +13,15 @@ use tare_control::SharedTree;
 use tare_kernel::fds::{open_directory, open_file};
 use tare_kernel::mount::{self, Attributes, NOSUID_NODEV, Reach};
 
-/// The modules in the order of their names.
+/// The modules, which are loaded in the order of their names.
 const MODULES: &CStr = c"/modules";
 const SHARES: &str = "/shares";
 
+/// No set-id bits, no devices, no programs.
 const NOTHING: Attributes = NOSUID_NODEV.union(Attributes::MOUNT_ATTR_NOEXEC);
 
-/// Loads the modules, and moves to a root of its own on a tmpfs: no process can pivot away from the
-/// root that the kernel unpacks the first files into (pivot_root(2)).
+/// Loads the modules, and moves to a root of its own on a tmpfs: the keeper could not leave the
+/// root into which the kernel unpacks the first files by pivot_root(2).
 pub fn enter_own_root() -> io::Result<()> {
     load_modules()?;
     let root = mount::filesystem(c"tmpfs", &[("mode", "0755"), ("size", "1m")], NOSUID_NODEV)?;
@@ -70,7 +71,8 @@ pub fn share(trees: &[SharedTree]) -> io::Result<Vec<OwnedFd>> {
     trees.iter().map(tree).collect()
 }
 
-/// Set-id programs of the host would run as users of the machine.
+/// Mounts a share of the monitor. Set-id bits of its files do not count: the programs would run as
+/// other users of the machine.
 fn mount_share(share: &str, writable: bool) -> io::Result<()> {
     let options = [
         ("source", share),

@@ -1,4 +1,5 @@
-//! The local end of a stream: a descriptor, and what waits to be written to it.
+//! The local end of a stream: a descriptor, and the bytes that wait to be written to it. Every
+//! descriptor is non-blocking, and only pipes, terminals and `/dev/null` cross the port.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -37,8 +38,8 @@ pub struct LocalEnd {
 pub enum EndKind {
     Connection(RelayedConnection),
     Pipe,
-    /// The outer side has a terminal's other side, with the size of the window that was sent last. The
-    /// inner side has its master.
+    /// The inner side has the master of the box's terminal. The outer side has the slave of another
+    /// one, whose master the client gets, and the size of the window that was sent last.
     Terminal(TerminalPlan),
 }
 
@@ -48,7 +49,7 @@ pub enum EndKind {
 pub struct RelayedConnection {
     /// The streams that carry output of this connection.
     pub outputs: Vec<StreamId>,
-    /// How much of each has to have passed before the next message may.
+    /// How much of each output must have passed before the next message does.
     pub marks: Vec<(StreamId, u64)>,
     /// Descriptors that go with the next bytes.
     pub passed: Vec<OwnedFd>,
@@ -57,7 +58,7 @@ pub struct RelayedConnection {
 }
 
 impl LocalEnd {
-    /// Takes over a descriptor, which must never block.
+    /// Takes over a descriptor, and makes it non-blocking.
     fn new(fd: OwnedFd, kind: EndKind, (reads, writes): (bool, bool)) -> io::Result<Self> {
         let flags = fcntl_getfl(&fd)?;
         fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
@@ -69,8 +70,8 @@ impl LocalEnd {
         Self::new(socket, EndKind::Connection(RelayedConnection::default()), (true, true))
     }
 
-    /// Returns the local end of a descriptor that is to be passed, and how to pass it. `None` is for
-    /// `/dev/null`, which needs none. Fails for a descriptor that cannot cross.
+    /// Returns the local end of a descriptor that is to be passed, and how to pass it. `None` is
+    /// for `/dev/null`, which needs none. Fails for a descriptor that cannot cross.
     pub fn of_passed(fd: OwnedFd, side: Side) -> io::Result<(Option<Self>, Passed)> {
         let stat = fstat(&fd)?;
         let device = (major(stat.st_rdev), minor(stat.st_rdev));
@@ -95,7 +96,7 @@ impl LocalEnd {
         }
     }
 
-    /// Makes what the other side has passed. Returns the local end, and the descriptor for the receiver.
+    /// Makes what the other side has passed: the local end, and the descriptor for the receiver.
     pub fn of_received(what: Passed) -> io::Result<(Option<Self>, OwnedFd)> {
         match what {
             Passed::ReadEnd(owner) => {
@@ -168,7 +169,8 @@ fn window(terminal: &OwnedFd) -> rustix::io::Result<TerminalPlan> {
     Ok(TerminalPlan { rows: size.ws_row, columns: size.ws_col })
 }
 
-/// Makes a pipe of the owner that the passed pipe had. An owner that does not exist here gets none.
+/// Makes a pipe with the owner of the passed pipe. If that owner does not exist here, the pipe
+/// belongs to the user of this process.
 fn pipe_for(Identity { uid, gid }: Identity) -> io::Result<(OwnedFd, OwnedFd)> {
     let owner =
         (uid != u32::MAX && gid != u32::MAX).then(|| (Uid::from_raw(uid), Gid::from_raw(gid)));

@@ -6,6 +6,8 @@
 //! connection 1  the creator's socket of the keeper
 //! all others    connections to the keeper's socket, as those of clients
 //! ```
+//!
+//! The outer keeper opens connection 1 after the report that answers the start.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -50,7 +52,7 @@ pub fn serve(port: OwnedFd, machine: &mut impl InnerMachine) -> io::Result<()> {
 struct Joins {
     accepted: u64,
     own: Option<Channel>,
-    /// Until the outer side connects to it.
+    /// The creator's socket of the keeper, until the outer side opens connection 1.
     creator: Option<OwnedFd>,
     is_over: bool,
 }

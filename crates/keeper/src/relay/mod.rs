@@ -2,8 +2,11 @@
 //! and the streams of the port.
 //!
 //! The outer keeper and the first process of a machine each have one relay. A connection is an
-//! ordinary socket on both sides, so callers and keepers do not know that a port is between them. The
-//! relay never waits and has no threads: its owner polls for it. It does not look into messages.
+//! ordinary socket on both sides, so callers and keepers do not know that a port is between them.
+//! The relay never blocks, has no threads (its owner polls for it), and decodes no messages.
+//!
+//! Invariant: a message from the machine reaches its client after the output that was written
+//! before it (`RelayedConnection::marks`).
 
 pub mod end;
 pub mod inner;
@@ -26,18 +29,18 @@ use tare_kernel::step::step;
 
 use crate::relay::end::{EndKind, LocalEnd, RelayedConnection};
 
-/// How often one turn looks for more to do, so that the owner's other work is not late.
+/// The most rounds of one turn, so that the owner's other work is not late.
 const ROUNDS_MAX: usize = 16;
-/// How much is read from the port before it is looked at.
+/// How much of the port is read before its frames are decoded.
 const PORT_READ_BYTES: usize = 128 << 10;
-/// How many reads follow each other, so that a port which returns little each time is not slow.
+/// The most reads of the port in a round: several, because one read returns a page at most.
 const PORT_READS_MAX: usize = 32;
-/// How much one read of a connection takes.
+/// The most bytes of one read of a connection.
 const SOCKET_READ_BYTES: usize = 4 << 10;
-/// How much the first bytes of all connections together may take. A call has 4 MiB at most.
+/// The most memory for the first bytes of all connections together. One call has 4 MiB at most.
 const FIRST_BYTES_MAX: usize = 8 << 20;
-/// How often the outer side looks at the windows of its terminals. The kernel reports a new size only
-/// to processes that the terminal controls.
+/// How often the outer side looks at the windows of its terminals. The kernel reports a new size
+/// only to processes that the terminal controls.
 const LOOK_AT_WINDOWS: Duration = Duration::from_millis(250);
 
 /// Why a relay is over.
@@ -103,8 +106,8 @@ impl Relay {
         self.port.is_greeted()
     }
 
-    /// Opens a connection, and sends these bytes and descriptors over it. Returns a socket that never
-    /// blocks. Fails if there are too many connections, and for descriptors that cannot cross.
+    /// Opens a connection, and sends these bytes and descriptors over it. Returns a socket that
+    /// never blocks. Fails for descriptors that cannot cross and with too many connections.
     pub fn connect(&mut self, first: &[u8], passed: Vec<OwnedFd>) -> io::Result<OwnedFd> {
         let waiting: usize = self.connections().map(|one| one.first.len()).sum();
         if waiting + first.len() > FIRST_BYTES_MAX {
@@ -183,8 +186,8 @@ impl Relay {
         [(Place::Port, self.fd.as_fd(), port)].into_iter().chain(streams)
     }
 
-    /// Returns what to poll an end for. Without a use for the answer an end is not polled, because
-    /// poll always reports a hang-up.
+    /// Returns what to poll an end for. `None` if the relay has no use for the answer: poll(2)
+    /// always reports a hang-up, so the owner would never sleep.
     fn interest(&self, id: StreamId, end: &LocalEnd) -> Option<PollFlags> {
         let mut flags = PollFlags::empty();
         let (reads, writes) = match &end.kind {
@@ -207,7 +210,7 @@ impl Relay {
             places.iter().map(|(_, fd, flags)| PollFd::from_borrowed_fd(*fd, *flags)).collect();
         let is_polled = poll(&mut polled, Some(&timespec(Duration::ZERO))).is_ok();
         let found = places.iter().zip(&polled).map(|((place, _, wanted), polled)| {
-            // If poll fails, everything is tried: nothing here blocks.
+            // If poll fails, the relay tries every descriptor: none of them blocks.
             (*place, if is_polled { polled.revents() } else { *wanted })
         });
         let ready: Vec<_> = found.filter(|(_, flags)| !flags.is_empty()).collect();
@@ -218,8 +221,8 @@ impl Relay {
         ready
     }
 
-    /// Writes what the port takes. A port that takes nothing any more may still have the last words of
-    /// the other side, so its end is found by reading.
+    /// Writes as much as the port takes. A write that fails does not end the relay: the port may
+    /// still have the last frames of the other side. `read_port` finds its end.
     fn write_port(&mut self) {
         while !self.port.output().is_empty() {
             match rustix::io::write(&self.fd, self.port.output()) {
@@ -239,7 +242,7 @@ impl Relay {
             match rustix::io::read(&self.fd, spare_capacity(&mut self.input)) {
                 Ok(1..) if self.input.len() < PORT_READ_BYTES => {}
                 Ok(1..) | Err(Errno::AGAIN | Errno::INTR) => break,
-                // What came before the end is taken first.
+                // The frames before the end come first. The next read finds the end again.
                 Ok(_) | Err(_) if self.input.len() > before => break,
                 Ok(_) => return Err(RelayError::Gone(None)),
                 Err(errno) => return Err(RelayError::Gone(Some(errno))),
@@ -303,7 +306,7 @@ impl Relay {
                     self.add(connection, stream, end);
                 }
             }
-            // Its receiver cannot do without: the whole connection ends.
+            // The receiver needs the descriptor, so the whole connection ends.
             Err(_) => {
                 self.close(stream);
                 self.close(connection);
@@ -373,8 +376,8 @@ impl Relay {
         }
     }
 
-    /// Sends what a connection has, with its descriptors. On the inner side, first sends the output
-    /// that was written before.
+    /// Sends the next bytes of a connection with their descriptors. On the inner side, they wait
+    /// until the output that was written before them is sent.
     fn fetch_message(&mut self, id: StreamId) {
         if self.side == Side::Inner {
             let known = self.connection(id).map(|one| std::mem::take(&mut one.marks));
@@ -468,7 +471,7 @@ impl Relay {
         })
     }
 
-    /// Returns how much output has to have passed before the next message of a connection.
+    /// Returns how much of each output must have passed before the next message of a connection.
     fn marks(&self, id: StreamId, waiting: fn(&LocalEnd) -> u64) -> Vec<(StreamId, u64)> {
         let Some(LocalEnd { kind: EndKind::Connection(connection), .. }) = self.ends.get(&id)
         else {
@@ -480,7 +483,8 @@ impl Relay {
             .collect()
     }
 
-    /// Returns whether the output has passed. The rest of a closed stream never does.
+    /// Returns whether that much output has passed. A closed stream counts as passed: its rest
+    /// never comes.
     fn has_passed(&self, marks: &[(StreamId, u64)]) -> bool {
         marks.iter().all(|(id, mark)| self.ends.get(id).is_none_or(|end| end.moved >= *mark))
     }
@@ -494,7 +498,7 @@ impl Relay {
     }
 }
 
-/// Sends bytes that are no more than the stream may send.
+/// Sends bytes. There are at most as many as the stream may send now.
 fn send(port: &mut Port, id: StreamId, bytes: &[u8]) {
     let Ok(_length) = port.send_data(id, |buffer| {
         buffer[..bytes.len()].copy_from_slice(bytes);

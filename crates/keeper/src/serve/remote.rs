@@ -1,5 +1,8 @@
-//! Executions in the machine of the box. The keeper in the machine starts them and reports to this one,
-//! which reports to the client.
+//! Executions in the machine of the box. The keeper in the machine starts them and reports to this
+//! keeper, which reports to the client.
+//!
+//! The machine is untrusted. This keeper takes only the wait status of an end from it, and enforces
+//! the timeouts itself. A report that does not belong to its execution ends that execution as lost.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,11 +19,11 @@ use crate::output::Streams;
 use crate::process::{self, Execution, Remote, launch};
 use crate::serve::Supervisor;
 
-/// How often the relay moves what a machine had sent before it ended.
+/// The most turns of the relay that deliver what a machine sent before it ended.
 const LAST_TURNS_MAX: usize = 1024;
 
 impl Supervisor {
-    /// Lets the command wait for the machine. A box without a command waits for the machine too.
+    /// Makes the command wait until the machine is ready. A box without a command waits too.
     pub fn await_machine(
         &mut self,
         creator: &mut Channel,
@@ -37,7 +40,7 @@ impl Supervisor {
         Ok(command)
     }
 
-    /// Starts another process in the machine, or lets it wait until the machine is ready.
+    /// Starts another process in the machine, or makes it wait until the machine is ready.
     pub fn execute_in_machine(&mut self, mut channel: Channel, exec: Exec) {
         let outlives_client = matches!(exec.streams, ExecStreams::Log { .. });
         match self.for_machine(&mut channel, exec, false) {
@@ -77,7 +80,8 @@ impl Supervisor {
         Ok((Exec { streams: ExecStreams::Passed, ..exec }, passed))
     }
 
-    /// Takes what the machine sends, and gives it what waits for it.
+    /// Takes what the machine has sent, and sends it the executions that wait for it. Ends the box
+    /// if the machine has failed.
     pub fn tend_machine(&mut self) {
         let Some(machine) = &mut self.machine else { return };
         machine.turn();
@@ -95,12 +99,13 @@ impl Supervisor {
         }
     }
 
-    /// Lets the machine of an ended box write its volumes, and asks whether its kernel killed a process
-    /// of the box for memory. A box that is ended by force does not wait for its machine.
+    /// Lets the machine of an ended box write its volumes, and asks whether its kernel killed a
+    /// process of the box for memory. A box that is ended by force does not wait for its machine.
     pub fn settle_machine(&mut self, end: End) -> End {
         let is_by_itself = matches!(end.cause, Cause::Exited | Cause::Signalled | Cause::Stopped);
         let Some(machine) = self.machine.as_mut().filter(|_| is_by_itself) else { return end };
-        // A command that has ended is not killed for its timeout.
+        // The wait ends with the next deadline, so that a box whose command has ended in time is
+        // not killed for its timeout.
         let until_ns = self.deadlines.next().unwrap_or(u64::MAX);
         End { oom: end.oom || machine.sync(until_ns) > 0, ..end }
     }
@@ -148,6 +153,7 @@ impl Supervisor {
         }
     }
 
+    /// Reads the reports about all executions in the machine.
     fn hear_machine(&mut self) {
         for index in 0..self.executions.len() {
             while let Some(channel) = self.executions[index].remote_channel_mut() {
@@ -172,7 +178,7 @@ impl Supervisor {
         let ends_box = self.executions[index].ends_box;
         match report {
             Report::Started => self.started_in_machine(index),
-            // Only what happens in the machine has its word for it.
+            // Only the wait status is taken from the machine. This keeper knows the cause.
             Report::Ended(End { wait_status, .. }) => {
                 self.report_full_scratch(index);
                 self.executions[index].ended_in_machine(End::of_command(wait_status));
@@ -248,10 +254,11 @@ impl Supervisor {
         }
     }
 
-    /// Takes the outer side of a terminal in the machine. The keeper reads that of a detached command.
+    /// Takes the outer side of a terminal in the machine. For a detached command, this keeper reads
+    /// it into the log. Otherwise, the client gets it.
     fn take_terminal(&mut self, index: usize, mut passed: Vec<OwnedFd>) {
-        // A machine gives a terminal once, and only if it was asked for one: the client of a command
-        // without a terminal would give it what the user types.
+        // A machine may pass a terminal once, and only for an execution that asked for one: the
+        // client of any other would send what the user types to it.
         let wanted = self.executions[index].remote_mut().is_some_and(Remote::take_terminal);
         let (true, Some(master)) = (wanted, passed.pop()) else {
             return self.executions[index].ended_in_machine(End::killed(Cause::MachineLost));
