@@ -1,5 +1,5 @@
-//! What a template and its clones run before they are Python: the native part of a template, and the
-//! orders that it takes.
+//! The native part of a template, which makes boxes and confines clones, and the orders that it
+//! takes. It is a sealed file: no process can change what a template loads.
 
 mod orders;
 

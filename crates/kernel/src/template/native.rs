@@ -1,5 +1,5 @@
-//! The native part of a template: a shared object without a C library of its own, which the interpreter
-//! of a template loads. `build.rs` compiles it alone; it is no module of this crate.
+//! The native part of a template: a shared object without a C library of its own, which the
+//! interpreter of a template loads. `build.rs` compiles it alone; it is not a module of this crate.
 //!
 //! ```text
 //! T  serve ── order ──▶ clone3 ─────────(waits until K executes or ends)─────────▶ next order
@@ -8,8 +8,10 @@
 //!                                                                         returns to Python
 //! ```
 //!
-//! K runs in the memory and below the stack frame of T, which waits meanwhile, as with `vfork(2)`. Only W
-//! is a copy. It is made by the `fork` of the interpreter's C library, which so knows about it.
+//! T is the template, K the first process of a box, W the clone. K runs in the memory and below the
+//! stack frame of T, which waits meanwhile, as with `vfork(2)`. Only W is a copy. The `fork` of the
+//! interpreter's C library makes it, so that this library knows about it. Nothing here allocates,
+//! and K calls nothing of the C library except `fork`, because K uses the memory of T.
 #![no_std]
 #![allow(unsafe_code)]
 
@@ -26,15 +28,15 @@ use orders::{BirthAnswer, BirthHead, BirthStep, ConfineHead, ResourceLimit};
 const ORDER_BYTES_MAX: usize = 64 << 10;
 const DESCRIPTORS_MAX: usize = 64;
 
-/// What the interpreter tells about itself.
+/// What the interpreter says about itself. `template.py` fills it in.
 #[repr(C)]
 pub struct Interpreter {
     /// `PyOS_BeforeFork` and `PyOS_AfterFork_Child`.
     before: extern "C" fn(),
     after: extern "C" fn(),
     fork: extern "C" fn() -> i32,
-    /// Where the C library registered its area of `rseq(2)`, from the thread pointer on. The size is 0
-    /// without one.
+    /// Where the C library registered its area of `rseq(2)`, from the thread pointer on. The size
+    /// is 0 without one.
     rseq_offset: isize,
     rseq_bytes: u32,
     /// The memory that a clone needs.
@@ -135,8 +137,8 @@ struct Order {
     fds: &'static [Fd],
 }
 
-/// Makes a box with each order that comes from descriptor 0. Returns in a clone that has confined
-/// itself, and only there. A template ends with its orders.
+/// Makes a box for each order that comes from descriptor 0. Returns only in a clone, after it has
+/// confined itself. The template exits when its socket is closed.
 #[unsafe(no_mangle)]
 pub extern "C" fn serve(interpreter: &Interpreter) {
     (interpreter.before)();
@@ -166,11 +168,13 @@ pub extern "C" fn serve(interpreter: &Interpreter) {
     (interpreter.after)();
 }
 
-/// Makes memory present that the clone needs, while its keeper makes the box. One by one, each page would
-/// cost a fault. A kernel that cannot do it, before Linux 5.14, does not.
+/// Makes the memory present that the clone needs, while the keeper makes the box. Without this,
+/// each page costs a fault. Kernels before Linux 5.14 refuse the advice, and the clone has the
+/// faults.
 fn get_pages(interpreter: &Interpreter) {
     for index in 0..interpreter.needed_length {
-        // SAFETY: `needed` leads to so many elements, which Python keeps while `serve` runs.
+        // SAFETY: `needed` points to `needed_length` elements, which Python keeps while `serve`
+        // runs.
         let Pages { start, bytes, advice } = unsafe { *interpreter.needed.add(index) };
         // Populating memory changes none of its content, and fails where there is none.
         call(nr::MADVISE, [start, bytes, advice, 0, 0]).ok();
@@ -233,10 +237,11 @@ fn make(birth: &Birth) -> Result<Made> {
         ..CloneArguments::default()
     };
     let result: isize;
-    // SAFETY: with CLONE_VFORK this thread waits until K has left its memory. K calls `first_process`
-    // below this frame, and leaves that function by `execveat` or `exit_group`: it never uses this frame.
-    // Only W returns from the function. It has a copy of this frame as it is now, and 0 in rax.
-    // The kernel overwrites rcx and r11; `clobber_abi` names what a function may overwrite.
+    // SAFETY: with CLONE_VFORK this thread waits until K has left its memory. K calls
+    // `first_process` below this frame, and leaves that function by `execveat` or `exit_group`: it
+    // never uses this frame. Only W returns from the function. It has a copy of this frame as it is
+    // now, and 0 in rax. The kernel overwrites rcx and r11; `clobber_abi` names what a function may
+    // overwrite.
     unsafe {
         asm!(
             "syscall",
@@ -344,7 +349,7 @@ fn strings<'a>(mut bytes: &'a [u8], into: &mut [*const u8; WORDS_MAX]) -> Option
     None
 }
 
-/// Takes the clone's streams and gives up its rights, in the order of `confine` in the keeper.
+/// Takes the clone's streams and drops its rights, in the order of `confine` in the keeper.
 fn confine(order: Order, clone: Fd, interpreter: &Interpreter) -> Result<()> {
     let (head, rest) = split::<ConfineHead>(order.bytes).ok_or(EINVAL)?;
     let (&streams, ruleset) = order.fds.split_first_chunk::<3>().ok_or(EBADF)?;
@@ -373,7 +378,7 @@ fn confine(order: Order, clone: Fd, interpreter: &Interpreter) -> Result<()> {
     install(filter, head.filter)
 }
 
-/// Sets the limits, none above the present hard one. Returns what follows them in the order.
+/// Sets the limits, each at most at the present hard limit. Returns what follows them in the order.
 fn set_limits(count: u32, mut rest: &'static [u8]) -> Result<&'static [u8]> {
     for _ in 0..count {
         let (limit, after) = split::<ResourceLimit>(rest).ok_or(EINVAL)?;
@@ -407,15 +412,17 @@ fn give_up_privileges(uid: u32, gid: u32) -> Result<()> {
     Ok(())
 }
 
-/// The kernel forgets the area of `rseq(2)` in K, which shares its memory, and so W has none. The C
-/// library would answer `sched_getcpu` from it for ever.
+/// Registers the area of `rseq(2)` again. The kernel drops it in K, because K shares the memory of
+/// T, so W has none. Without it, the C library would return an old answer of `sched_getcpu` for
+/// ever.
 fn register_rseq(interpreter: &Interpreter) -> Result<()> {
     const BYTES: usize = 32;
     if interpreter.rseq_bytes == 0 {
         return Ok(());
     }
     let thread: isize;
-    // SAFETY: the C library keeps the thread pointer in the first word that fs points to (x86_64 ABI).
+    // SAFETY: the C library has the thread pointer in the first word that fs points to (x86_64
+    // ABI).
     unsafe { asm!("mov {}, fs:0", out(reg) thread, options(nostack, readonly)) };
     let area = (thread + interpreter.rseq_offset) as usize;
     call(nr::RSEQ, [area, BYTES, 0, RSEQ_SIGNATURE, 0]).map(drop)
@@ -477,9 +484,9 @@ fn receive(socket: Fd) -> Result<Order> {
         // SAFETY: the kernel has written a header to `control`.
         _ => ((unsafe { *control } as usize).saturating_sub(16) / 4).min(DESCRIPTORS_MAX),
     };
-    // SAFETY: the kernel has written `length` bytes at `bytes` and `count` descriptors behind the header.
-    // Both are in a static, which nothing changes before the next call. By then the slices are not used
-    // any more: an order is over when the next one is received.
+    // SAFETY: the kernel has written `length` bytes at `bytes` and `count` descriptors behind the
+    // header. Both are in a static, which nothing changes before the next call. By then the slices
+    // are not used any more: an order is over when the next one is received.
     unsafe {
         let fds = (&raw mut (*inbox).fds).cast::<Fd>();
         ptr::copy_nonoverlapping(control.add(2).cast::<Fd>(), fds, count);
@@ -493,8 +500,8 @@ fn receive(socket: Fd) -> Result<Order> {
 /// Takes the head of an order.
 fn split<T: Copy>(bytes: &[u8]) -> Option<(T, &[u8])> {
     let (head, rest) = bytes.split_at_checked(size_of::<T>())?;
-    // SAFETY: `head` has as many bytes as a `T`, of any alignment. The types of `orders` are numbers, so
-    // all bytes are valid.
+    // SAFETY: `head` has as many bytes as a `T`, of any alignment. The types of `orders` are
+    // numbers, so all bytes are valid.
     Some((unsafe { head.as_ptr().cast::<T>().read_unaligned() }, rest))
 }
 
@@ -544,11 +551,11 @@ fn retry(mut make: impl FnMut() -> Result<usize>) -> Result<usize> {
     }
 }
 
-/// Makes one system call. The C library would keep the error number in the memory of T.
+/// Makes one system call. The C library would write the error number to the memory of T.
 fn call(number: usize, args: [usize; 5]) -> Result<usize> {
     let result: isize;
-    // SAFETY: the x86_64 convention of syscall(2). Every caller in this file passes numbers, or pointers
-    // to live memory with its length; descriptors are numbers that no other code owns.
+    // SAFETY: the x86_64 convention of syscall(2). Every caller in this file passes numbers, or
+    // pointers to live memory with its length; descriptors are numbers that no other code owns.
     unsafe {
         asm!(
             "syscall",

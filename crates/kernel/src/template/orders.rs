@@ -1,11 +1,12 @@
-//! The orders of a template and of its clones, as they lie in the memory of the sender and the receiver.
-//! `native.rs` reads them; it is another program, built for the same machine by the same compiler.
+//! The orders of a template and of its clones. Sender and receiver have the same layout in memory:
+//! `native.rs`, which reads the orders, is another program, but the same compiler builds both.
 
-/// Begins the order to make a box. The arguments of the keeper follow, each with a NUL behind it, then
-/// one more NUL, then the same for its environment.
+/// The head of the order to make a box. The arguments of the keeper follow, each with a NUL behind
+/// it, then one more NUL, then the same for its environment.
 ///
-/// The descriptors that come with it: the go, the clone's socket, the directory of the box's cgroup,
-/// the files to join, those of the keeper in the order of their numbers, and the keeper's program.
+/// The descriptors that come with it: the go, the clone's socket, the directory of the box's
+/// cgroup, the files to join, those of the keeper in the order of their numbers, and the keeper's
+/// program.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct BirthHead {
@@ -15,7 +16,8 @@ pub struct BirthHead {
     pub joins: u64,
 }
 
-/// What the first process of a box answers when it is in its cgroups, or why it is not.
+/// The answer to the order to make a box: its first process is in its cgroups, or a step has
+/// failed.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct BirthAnswer {
@@ -33,19 +35,21 @@ pub enum BirthStep {
     Join = 2,
 }
 
-/// Begins the order that confines a clone. Then come the limits, the filter, and the working directory
-/// with a NUL behind it. The descriptors that come with it: the three streams, and the Landlock ruleset
-/// if there is one.
+/// The head of the order that confines a clone. The limits, the filter, and the working directory
+/// with a NUL behind it follow. The descriptors that come with it: the three streams, and the
+/// Landlock ruleset if there is one.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct ConfineHead {
     pub uid: u32,
     pub gid: u32,
+    /// The number of limits.
     pub limits: u32,
-    /// Instructions of 8 bytes each.
+    /// The number of instructions, of 8 bytes each.
     pub filter: u32,
 }
 
+/// A limit of `setrlimit(2)`, soft and hard.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct ResourceLimit {

@@ -24,7 +24,7 @@ use crate::work::request::run::Warm;
 const READY_WITHIN: Duration = Duration::from_secs(60);
 /// The byte that an interpreter writes when it is ready.
 const READY: [u8; 1] = [0];
-/// How much of what a failed interpreter wrote is read.
+/// The most that is kept of what an interpreter wrote before it failed: the last bytes.
 const ERROR_BYTES_MAX: usize = 64 << 10;
 
 /// A box that waits.
@@ -46,6 +46,7 @@ impl Drop for DeathWatch {
     }
 }
 
+/// The box of a member, before a request claims it.
 #[derive(Debug)]
 pub enum Waiting {
     /// Its keeper waits for the go.
@@ -58,7 +59,7 @@ pub enum Waiting {
 pub struct Interpreting {
     pub session: Session,
     pub process: Session,
-    /// The interpreter is a copy of this one.
+    /// The template that the interpreter is a copy of. While this is held, its box lives.
     pub template: Option<Arc<Template>>,
 }
 
@@ -80,11 +81,11 @@ pub enum Claimed {
     Interpreter(Box<Interpreting>),
 }
 
-/// What the threads that make members have.
+/// What a thread needs to make members.
 #[derive(Debug, Clone)]
 pub struct Maker {
     pub engine: Arc<Engine>,
-    /// Hangs up when the server stops: then no interpreter is waited for.
+    /// Hangs up when the server stops. Then no thread waits for an interpreter any more.
     pub closing: Arc<PipeReader>,
 }
 
@@ -190,8 +191,9 @@ pub fn start(maker: &Maker, session: &mut Session, how: StartAs<'_>) -> Result<S
     Ok(process)
 }
 
-/// Ends the box of an interpreter that did not start, and returns why: a box that ran out of memory
-/// says nothing itself. A box that cannot be ended stays on record as stuck, and every sweep tries again.
+/// Ends the box of an interpreter that did not start, and returns the reason. Only the end of the
+/// box shows that it ran out of memory. A box that cannot be ended stays on record as stuck, and
+/// every sweep tries again.
 pub fn give_up(mut session: Session, error: Error) -> Error {
     session.end().ok();
     let Some(evidence) = session.ended().map(|ended| &ended.evidence) else { return error };
@@ -203,8 +205,8 @@ pub fn give_up(mut session: Session, error: Error) -> Error {
     Error::failed("the interpreter did not start").caused_by(of.sentence().text)
 }
 
-/// Waits until an interpreter has written that it is ready. What modules print when they are imported
-/// is not for a client.
+/// Waits until an interpreter has written that it is ready. Discards what modules print when they
+/// are imported: it is not for a client.
 fn await_ready(process: &Session, closing: &PipeReader) -> Result<(), Error> {
     let streams = process.its_streams();
     let (Some(stdout), Some(stderr)) = (&streams.stdout, &streams.stderr) else {
@@ -231,8 +233,8 @@ fn await_ready(process: &Session, closing: &PipeReader) -> Result<(), Error> {
     Err(failure(&String::from_utf8_lossy(&said)))
 }
 
-/// Returns the error for an interpreter that ended: the last line that it wrote. Node writes its own
-/// version after the error.
+/// Returns the error for an interpreter that ended: the last line that it wrote. Node writes its
+/// own version after the error.
 fn failure(said: &str) -> Error {
     let is_said = |line: &&str| !line.trim().is_empty() && !line.starts_with("Node.js v");
     let names_it = |line: &&str| line.split(':').next().is_some_and(|it| it.ends_with("Error"));
@@ -254,7 +256,7 @@ fn are_ready<const N: usize>(fds: [BorrowedFd<'_>; N], until: Instant) -> Result
     Ok(fds.map(|fd| !fd.revents().is_empty()))
 }
 
-/// Adds what is in a pipe to the end of a text that has a limit. Returns false at the end of the pipe.
+/// Adds what is in a pipe to a text of limited length. Returns false at the end of the pipe.
 fn add_part(from: BorrowedFd<'_>, said: &mut Vec<u8>) -> bool {
     let mut part = [0; 4096];
     let count = read(from, &mut part).unwrap_or(0);

@@ -54,7 +54,7 @@ const LOOK_AT_ORIGINS_EVERY: Duration = Duration::from_secs(2);
 const CLONED_WITHIN: Duration = Duration::from_secs(2);
 /// How long a server that stops waits for boxes that are being made ahead.
 const CLOSED_WITHIN: Duration = Duration::from_secs(5);
-/// How long no box is made ahead after the last one was given back under pressure.
+/// How long the server makes no box ahead after it has ended waiting boxes under pressure.
 const RELIEF: Duration = Duration::from_secs(5);
 
 /// All pools of a server.
@@ -72,11 +72,11 @@ pub struct Pools {
 struct Makers {
     threads: Workers,
     maker: Maker,
-    /// Until the server stops.
+    /// `None` after the server began to stop.
     open: Mutex<Option<PipeWriter>>,
 }
 
-/// Counts every pool from 0 on, with what a request gets from it.
+/// Starts the metrics of every pool at 0, for everything that a request can get from it.
 pub fn count_from_zero(metrics: &PoolMetrics) {
     for pool in PoolName::ALL {
         for kind in pool.gives() {
@@ -154,7 +154,7 @@ impl Service {
         }
     }
 
-    /// Makes a clone for a request that found none: that takes less time than a new interpreter.
+    /// Makes a clone for a request that found none. A clone takes less time than a new interpreter.
     async fn claim_clone(&self, number: u64, spec: Spec) -> Option<(Claimed, Warm)> {
         let maker = self.makers().ok()?.maker.clone();
         let config = self.config();
@@ -193,15 +193,15 @@ impl Service {
         self.pools.changed.notify_one();
     }
 
-    /// Makes boxes in the place of those that were claimed. While others wait, this is done after the
-    /// run: a clone that enters its cgroup makes the end of every other box wait for a grace period of
-    /// RCU, 10 ms and more.
+    /// Asks for boxes in the place of those that were claimed. While other boxes wait, the caller
+    /// does this after the run: a clone that enters its cgroup makes the end of every other box
+    /// wait for a grace period of RCU, 10 ms and more.
     pub fn refill_pools(&self) {
         self.pools.changed.notify_one();
     }
 
-    /// Ends all boxes that wait, because a request needs their room; or if there are none, the templates
-    /// of which no clone is left. Returns whether there were any.
+    /// Ends all boxes that wait, because a request needs their room. If there are none, ends the
+    /// templates that have no clones. Returns whether it ended anything.
     pub async fn give_back(&self) -> bool {
         let (members, templates) = {
             let mut shelves = locked(&self.pools.shelves);
@@ -271,7 +271,7 @@ impl Service {
                 (shelves.empty(), std::mem::take(&mut shelves.templates), making)
             };
             self.end_members(members, Why::Unwanted).await;
-            // No run is left. A template that does not answer holds up who waits for its clones.
+            // No run is left. A template that does not answer delays the threads that wait for it.
             self.end_templates(templates).await;
             let changed = tokio::time::timeout_at(until, self.pools.changed.notified());
             if making == 0 || changed.await.is_err() {
@@ -280,15 +280,15 @@ impl Service {
         }
     }
 
-    /// Lets other templates take the place of all, because the configuration was read again.
+    /// Has all templates replaced, because the configuration was read again.
     pub fn renew_pools(&self) {
         let shelves = locked(&self.pools.shelves);
         shelves.templates.iter().for_each(|it| it.template.renew());
         self.pools.changed.notify_one();
     }
 
-    /// Looks whether packages of templates have changed. On a thread of the pools: a file system may not
-    /// answer.
+    /// Looks whether packages of templates have changed, on a thread of the pools, because a file
+    /// system may not answer.
     fn look_at_origins(&self) {
         let templates = locked(&self.pools.shelves).take_due(LOOK_AT_ORIGINS_EVERY);
         if templates.is_empty() {
@@ -329,8 +329,9 @@ impl Service {
         self.count_pools();
     }
 
-    /// Returns whether boxes that wait take what the host has little of. They take next to nothing of a
-    /// disk. The gauge of boxes does not count: it is exact, and a request that needs the room gets it.
+    /// Returns whether the host has little of something that waiting boxes take. Disks do not
+    /// count: waiting boxes take almost nothing of them. The gauge of boxes does not count: a
+    /// request that needs the place of a waiting box gets it.
     fn is_under_pressure(&self) -> bool {
         let measured = self.admission.pressure.measured();
         let others = measured.readings.iter().filter(|(it, _)| {
@@ -342,7 +343,7 @@ impl Service {
         others.into_iter().any(|(_, level)| *level >= Level::Alert)
     }
 
-    /// Makes one box that was counted as being made.
+    /// Makes one box, which its shelf already counts as being made.
     async fn make_member(&self, number: u64, shape: Shape) -> Result<(), Error> {
         let pool = shape.pool;
         let made = match self.admit_ahead().await {
@@ -380,7 +381,7 @@ impl Service {
         let keeper = match waiting.keeper() {
             Ok(keeper) => keeper,
             Err(error) => {
-                // No descriptor is left to watch it. If it cannot be ended, it is stuck on record.
+                // No descriptor is left to watch the box. If it cannot be ended, it is `stuck`.
                 self.end_session(waiting.into_session()).await.1.ok();
                 return Err(error);
             }
@@ -393,8 +394,9 @@ impl Service {
         Ok(Member { waiting, admitted, _watch: DeathWatch(watch.abort_handle()) })
     }
 
-    /// Makes a box from the shelf's template. If that template has never made one, this host or this
-    /// interpreter cannot do it, and the shelf goes on without a template.
+    /// Makes a box from the shelf's template. If the first box of a template fails, this host or
+    /// this interpreter cannot make clones. If the operator asked for the pool, the shelf then
+    /// starts interpreters one by one. Otherwise this is an error.
     async fn make_waiting(&self, number: u64, shape: Shape) -> Result<Waiting, Error> {
         let Makers { threads, maker, .. } = self.makers()?;
         let make = |template: Option<Arc<Template>>| {
@@ -430,8 +432,8 @@ impl Service {
         make(None).await
     }
 
-    /// Logs why boxes cannot be made ahead. If the operator has not asked for them, that is no failure, and
-    /// is logged once.
+    /// Logs why boxes cannot be made ahead. If the operator has not asked for the pool, this is not
+    /// a failure, and the server logs it once.
     fn note_failure(&self, pool: PoolName, why: &str) {
         let pool_name = pool.as_str();
         if pool != PoolName::Python || self.config().pool.python.is_asked {
@@ -488,7 +490,7 @@ impl Service {
         }
     }
 
-    /// Puts a box on its shelf. Returns it if the shelf is gone.
+    /// Puts a box on its shelf. Returns the box if the shelf is gone or the pools are closed.
     fn shelve(&self, number: u64, member: Member) -> Option<Member> {
         let mut shelves = locked(&self.pools.shelves);
         let is_closed = shelves.is_closed;
@@ -501,7 +503,7 @@ impl Service {
         None
     }
 
-    /// Counts a box that was made, and that its shelf does not want, as not being made any more.
+    /// Notes on its shelf that an unwanted box is no longer being made.
     fn count_not_made(&self, number: u64) {
         if let Some(shelf) = locked(&self.pools.shelves).by_number(number) {
             shelf.making -= 1;

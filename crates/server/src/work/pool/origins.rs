@@ -1,5 +1,6 @@
-//! What an interpreter was started from: the directories of programs and packages, by what the host says
-//! about them without reading a file. Every function here may block its thread.
+//! What an interpreter was started from: inodes and modification times of the directories of
+//! programs and packages, and of imported modules in packages. Nothing here reads a file. Every
+//! function may block its thread.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
@@ -7,16 +8,16 @@ use std::path::{Path, PathBuf};
 
 use tare_engine::spec::{Root, Spec};
 
-/// Directories of a root in which package managers replace entries. `python3*` below the second have
-/// packages.
+/// Directories of a root in which package managers replace entries.
 const PROGRAMS: [&str; 2] = ["usr/bin", "usr/lib/python3/dist-packages"];
+/// Directories of a root whose `python3.*` have packages.
 const LIBRARIES: [&str; 2] = ["usr/lib", "usr/local/lib"];
 
 /// The directories, and how each looked when the interpreter was started.
 #[derive(Debug)]
 pub struct Origins(Vec<(PathBuf, Option<Seen>)>);
 
-/// Another file, or a file that was changed, differs in one of these.
+/// How a path looked. If it leads to another file or to a changed one, a field differs.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     file: (u64, u64),

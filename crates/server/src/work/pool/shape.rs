@@ -1,5 +1,5 @@
-//! The kind of box that a request can use: everything about a box that is decided before its request
-//! is known.
+//! The kind of box that a request can use: everything about a box that is decided before its
+//! request is known.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -79,8 +79,8 @@ pub struct Interpreter {
     /// The modules that it imports.
     pub preload: Vec<String>,
     pub env: Vec<Variable>,
-    /// The command of the template that the interpreter is a copy of. `None` for one that is started
-    /// in its box.
+    /// The command of the template that the interpreter is a copy of. `None` for one that is
+    /// started in its box.
     pub template: Option<Vec<OsString>>,
 }
 
@@ -88,8 +88,9 @@ pub struct Interpreter {
 const PYTHON: &str = concat!(include_str!("python.py"), "\n\npreload()\nlaunch()\n");
 const PYTHON_TEMPLATE: &str =
     concat!(include_str!("python.py"), "\n\n", include_str!("template.py"));
-/// For libraries that start threads when they are imported: a process with threads cannot be copied. And
-/// for the C library, so that clones need not look up its functions.
+/// Variables that are 1 in a template. The first four keep libraries from starting threads when
+/// they are imported: a process with threads cannot be copied. With the last one, the linker
+/// resolves all functions at the start, so that clones need not.
 const TEMPLATE_ENV: [&str; 5] = [
     "OPENBLAS_NUM_THREADS",
     "OMP_NUM_THREADS",
@@ -98,8 +99,8 @@ const TEMPLATE_ENV: [&str; 5] = [
     "LD_BIND_NOW",
 ];
 const NODE: &str = include_str!("node.js");
-/// Node loads a file before the program, and no text. The file empties itself. Programs do not expect
-/// their own files in this directory.
+/// Node can load a file before the program, but not a text. The file empties itself. It is in a
+/// directory in which programs do not expect files of their own.
 const START_NODE: &str =
     "printf %s \"$1\" > /dev/shm/.tare.js && shift && exec \"$0\" -r /dev/shm/.tare.js \"$@\"";
 
@@ -112,7 +113,7 @@ impl Shape {
         if is_off || is_unwanted || request.spec.terminal != Terminal::Pipes {
             return None;
         }
-        // A box that waits would hold a directory that its key may lose. Every key has the packages.
+        // A waiting box would hold a directory that its key may lose. Every key has the packages.
         let packages = [config.boxes.programs(), config.librechat.boxes.programs()];
         let are_packages = |volume: &Volume| {
             let is_their_source = packages.iter().any(|it| it.packages == Some(&volume.host));
@@ -152,8 +153,8 @@ impl Shape {
         }
     }
 
-    /// Returns the box of the template that makes boxes of this shape. Boxes with other limits have the
-    /// same template: it has the default limits, whatever a client asks for.
+    /// Returns the box of the template that makes boxes of this shape. Boxes with other limits have
+    /// the same template: it has the default limits, whatever a client asks for.
     pub fn of_template(&self) -> Self {
         let mut of_template = self.clone();
         of_template.spec.limits = Limits::default();
@@ -193,7 +194,8 @@ impl Interpreter {
     }
 }
 
-/// A template counts as a box. Without a word of the operator, it takes no place of a server that has few.
+/// The least `[limits] boxes` with which a server makes a template that the operator has not asked
+/// for. A template counts as a box.
 const BOXES_MIN: usize = 8;
 
 /// How a request may get an interpreter that waits.

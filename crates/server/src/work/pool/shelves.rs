@@ -1,5 +1,5 @@
-//! The shelves of the pools: which boxes wait, which are made next, and which are of no use any more.
-//! This file makes and ends nothing.
+//! The shelves of the pools: which boxes wait, which are made next, and which are of no use any
+//! more. This file makes and ends nothing.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,31 +13,32 @@ use crate::work::pool::member::Member;
 use crate::work::pool::shape::{PoolName, Shape};
 use crate::work::pool::template::{Template, TemplateBox};
 
-/// Kinds of boxes in all pools. A request of another kind gets a box of its own, and may replace one
-/// of these.
+/// The most kinds of boxes in all pools. A request of another kind gets a box of its own, and may
+/// replace one of these kinds.
 const SHELVES_MAX: usize = 8;
-/// How long no request has used a kind before another kind of the same key replaces it. A key cannot
-/// make the server throw away boxes more often.
+/// How long a kind is unused before another kind of the same key can replace it. So a key cannot
+/// make the server end waiting boxes more often.
 const REPLACED_AFTER: Duration = Duration::from_secs(10);
 /// The pause after a box could not be made. It doubles with each failure.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
 
+/// All shelves and templates of a server.
 #[derive(Debug, Default)]
 pub struct Shelves {
     pub all: Vec<Shelf>,
     /// The boxes of all templates, also of those that no shelf uses any more.
     pub templates: Vec<TemplateBox>,
-    /// How many clones are made for requests.
+    /// How many clones are being made for requests that found none.
     pub cloning: usize,
     pub next: u64,
     /// No box is made ahead before this time.
     pub relief_until: Option<Instant>,
     pub is_closed: bool,
-    /// When the packages of templates were looked at.
+    /// When a thread last looked at the packages of templates.
     pub looked_at: Option<Instant>,
     pub is_looking: bool,
-    /// The log says that this server makes no clones.
+    /// The log already says that this server makes no clones.
     pub is_off_noted: bool,
 }
 
@@ -46,7 +47,7 @@ pub struct Shelves {
 pub struct Shelf {
     pub number: u64,
     pub shape: Shape,
-    /// Whose request was the first for boxes of this shape.
+    /// The tenant of the first request for boxes of this shape.
     pub tenant: Tenant,
     pub waiting: VecDeque<Member>,
     pub making: usize,
@@ -80,13 +81,13 @@ impl Source {
     }
 }
 
-/// How long after so many failures and one more the next box is made.
+/// Returns the pause after a failure that follows `failures` others.
 fn pause_after(failures: u32) -> Duration {
     RETRY_FIRST.saturating_mul(1 << failures.min(10)).min(RETRY_MAX)
 }
 
 impl Shelf {
-    /// Counts a box that could not be made, or died while it waited. The next one is made after a pause.
+    /// Counts a box that failed, or died while it waited. The next one is made after a pause.
     pub fn count_failure(&mut self) {
         self.retry_at = Some(Instant::now() + pause_after(self.failures));
         self.failures = self.failures.saturating_add(1);
@@ -214,8 +215,8 @@ impl Shelves {
         (dead, idle)
     }
 
-    /// Returns the templates whose packages were not looked at for this time, unless a thread looks at them
-    /// now.
+    /// Returns all templates if no thread has looked at their packages for this time. Returns none
+    /// while a thread looks at them.
     pub fn take_due(&mut self, every: Duration) -> Vec<Arc<Template>> {
         let is_due = self.looked_at.is_none_or(|at| at.elapsed() >= every);
         if !is_due || self.is_looking || self.templates.is_empty() {
@@ -225,8 +226,8 @@ impl Shelves {
         self.templates.iter().map(|it| Arc::clone(&it.template)).collect()
     }
 
-    /// Lets shelves make another template in the place of one that is old or dead. Returns the boxes
-    /// of those that have died.
+    /// Lets shelves make another template in the place of one that is old or dead. Returns the
+    /// boxes of those that have died.
     pub fn renew(&mut self, pools: &PoolsConfig) -> Vec<BoxId> {
         let mut died = Vec::new();
         for made in &mut self.templates {
@@ -245,7 +246,7 @@ impl Shelves {
     pub fn take_templates(&mut self) -> Vec<TemplateBox> {
         for made in &self.templates {
             let of_it = self.all.iter().filter(|shelf| shelf.source.is(&made.template)).count();
-            // The other one is that of its own box.
+            // The one more is the reference of its own box.
             if Arc::strong_count(&made.template) == of_it + 1 {
                 let of_it = self.all.iter_mut().filter(|shelf| shelf.source.is(&made.template));
                 of_it.for_each(|shelf| shelf.source = Source::TemplateToMake);

@@ -1,8 +1,8 @@
 //! Templates: interpreters that wait and make boxes, each with a copy of themselves.
 //!
-//! A template is in a box of its own. The boxes that it makes end with that box, so the box of a template
-//! that is not needed any more ends after the last of them. Functions that make something block their
-//! thread.
+//! A template is in a box of its own. The boxes that it makes end with that box. So the server ends
+//! the box of a template that it does not need any more only after the last of them. Functions that
+//! make something block their thread.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -20,7 +20,7 @@ use crate::workers::locked;
 
 /// How long requests make their own boxes after one has waited too long for a clone.
 const SLOW_FOR: Duration = Duration::from_secs(5);
-/// A template that has made boxes is replaced after so many that it did not make.
+/// A template that has made boxes is replaced after this many failures in a row.
 const FAILURES_MAX: u32 = 3;
 
 /// What the boxes of a template share. While one of them holds it, the template's box lives.
@@ -28,14 +28,14 @@ const FAILURES_MAX: u32 = 3;
 pub struct Template {
     /// The box of the template.
     pub id: BoxId,
-    /// Takes orders.
+    /// The socket from which the template reads orders.
     socket: OwnedFd,
-    /// The file of its record that counts clones.
+    /// The file of its record that has a byte for each clone.
     count: OwnedFd,
     made: AtomicU32,
-    /// Boxes that it did not make, since the last that it made.
+    /// Orders that have failed since the last box that it made.
     failures: AtomicU32,
-    /// What it has imported from, as it was before the start.
+    /// The files that it was started from, as they were before the start.
     origins: Origins,
     /// Its packages have changed, or the configuration was read again.
     is_stale: AtomicBool,
@@ -75,7 +75,8 @@ impl Template {
         *locked(&self.slow_until) = Some(Instant::now() + SLOW_FOR);
     }
 
-    /// One kind of box that cannot be made does not cost the other kinds their template.
+    /// Returns whether the template has failed too often. A template that has made boxes may fail a
+    /// few times, because one kind of box may be impossible while others are not.
     fn has_failed(&self) -> bool {
         let most = if self.is_proven() { FAILURES_MAX } else { 1 };
         self.failures.load(Ordering::Relaxed) >= most
@@ -88,12 +89,13 @@ impl Template {
         }
     }
 
-    /// Lets another template take its place. Its waiting clones are used up.
+    /// Has another template made in its place. Its waiting clones are used up.
     pub fn renew(&self) {
         self.is_stale.store(true, Ordering::Relaxed);
     }
 
-    /// All clones of one template have the same hash seed and address layout.
+    /// Returns whether the template must be replaced, because its files have changed, or because of
+    /// its age or number of clones: all clones have the same hash seed and address layout.
     fn is_old(&self, config: &PythonConfig) -> bool {
         self.is_stale.load(Ordering::Relaxed)
             || self.made.load(Ordering::Relaxed) >= config.clones
