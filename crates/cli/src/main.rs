@@ -1,5 +1,5 @@
-//! `tare`: the command line. Only this crate prints, and only this crate reads the arguments and
-//! the environment of the process.
+//! `tare`: the command line. Only this crate prints, and only this crate reads the arguments of
+//! the process.
 //!
 //! The same binary is also the keeper of every box, the first process of every machine, and the
 //! program that runs a server's hook. The name under which it is started decides.
