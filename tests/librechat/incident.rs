@@ -20,6 +20,8 @@ const EXECUTIONS_VARIABLE: &str = "TARE_INCIDENT_EXECUTIONS";
 const USERS: u64 = 20;
 /// Importing both takes half a second of a processor, of which there may be one for all.
 const LIMITS: &str = "[limits]\ntimeout = '5m'\n";
+/// Waiting boxes would count as left.
+const COLD: &str = "[pool.python]\nwarm = 0\n";
 
 #[test]
 fn the_incident_numpy_and_pandas_for_twenty_users_at_once_leave_nothing() {
@@ -31,7 +33,7 @@ fn the_incident_numpy_and_pandas_for_twenty_users_at_once_leave_nothing() {
     let directory = TemporaryDirectory::new();
     let keys = directory.write("jwks.json", jwks(&[&signer]));
     let jwt = format!("[librechat.jwt]\nkeys = '{}'\n", keys.display());
-    let chat = Chat::configured(&tare, "", &format!("{LIMITS}{packages}{jwt}"));
+    let chat = Chat::configured(&tare, "", &format!("{LIMITS}{COLD}{packages}{jwt}"));
     let user = |number: u64| User { chat: &chat, signer: &signer, name: format!("user-{number}") };
     // What is opened once, for the first file, is open.
     user(0).executes(0);

@@ -26,7 +26,7 @@ fn said(answer: &Value) -> (&str, &str) {
 }
 
 fn boxes(tare: &Tare) -> usize {
-    tare.call(["ls", "-q"]).ok().stdout_text().lines().count()
+    tare.boxes_of_calls().len()
 }
 
 #[test]

@@ -356,7 +356,7 @@ mod tests {
         let mut logs = written.logs();
         assert!(logs.next_record().unwrap().is_some());
         let error = logs.next_record().unwrap_err();
-        assert_eq!(error.to_string(), "cannot read the log");
+        assert_eq!(error.to_string(), "cannot read the log of the box");
         let source = std::error::Error::source(&error).unwrap();
         assert_eq!(source.to_string(), "log.1 is damaged at byte 0");
     }

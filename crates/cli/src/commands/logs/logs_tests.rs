@@ -129,7 +129,9 @@ fn output_before_damage_in_the_log_is_shown() {
     let Err(Stop::Failed(error)) = result else {
         panic!("{result:?}");
     };
-    assert_eq!(sentence(&error), "cannot read the log: log.1 is damaged at byte 0");
+    let said = "cannot read the log of the box: log.1 is damaged at byte 0 \
+                (does the disk of the state root work?)";
+    assert_eq!(sentence(&error), said);
 }
 
 #[test]
