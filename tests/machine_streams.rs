@@ -42,7 +42,7 @@ fn streams_of_a_machine_arrive_whole_and_none_stops_another() {
     let count = if is_long() { 12_500_000_u64 } else { 1_000_000 };
     let bytes: Vec<u8> = (0..count).flat_map(u64::to_le_bytes).collect();
     assert!(through_cat(&machines, &id, &bytes) == bytes, "{} bytes each way", bytes.len());
-    // Nobody reads this one, and nobody reads what is written to this one.
+    // The test reads nothing of the first, and the command in the second reads no input.
     let unread = exec(&machines, &id, "exec head -c 1000000 /dev/zero");
     let mut unwritten = exec(&machines, &id, "exec sleep 1000");
     let mut stdin = unwritten.stdin.take().expect("it is a pipe");

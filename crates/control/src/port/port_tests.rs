@@ -359,7 +359,7 @@ fn try_hostile(seed: u64) -> bool {
     let mut peers = Peers::new(seed);
     let victim = peers.random.below(2) as usize;
     let mut input = Vec::new();
-    // What has arrived and nobody reads: the memory of the victim.
+    // Bytes that have arrived and that this side has not read: the memory that the peer can take.
     let mut waiting = 0;
     for _ in 0..300 {
         peers.act();
