@@ -323,12 +323,12 @@ fn members(running: &Running) -> Vec<u32> {
 #[test]
 fn no_process_of_a_box_has_a_capability() {
     let tare = tare!();
-    let script = "sleep 1000 & setsid sh -c 'sleep 1000 & wait' & python3 -c 'import os
+    let script = "sleep 1000 & setsid sh -c 'sleep 1000 & echo up; wait' & python3 -c 'import os
 if os.fork() == 0: os.setsid()
 print(\"up\", flush=True)
 os.read(0, 1)'";
     let running = tare.spawn(["--timeout", "30s", "--", "sh", "-c", script]);
-    running.see("up\nup\n");
+    running.see("up\nup\nup\n");
     let members = members(&running);
     assert!(members.len() >= 6, "{members:?}");
     for pid in members {
