@@ -65,14 +65,16 @@ pub enum Sight {
 }
 
 /// All kinds, in the order of their release.
-pub const HOLDINGS: [Holding; 12] = [
+pub const HOLDINGS: [Holding; 14] = [
     with_keeper::KEEPER,
     with_keeper::PROCESS,
+    with_keeper::MONITOR,
     with_keeper::PORT,
     with_keeper::NAMESPACE,
     with_keeper::MOUNT,
     with_keeper::TMPFS,
     with_keeper::MEMORY,
+    with_keeper::GUEST_MEMORY,
     uids::HOLDING,
     cgroup::HOLDING,
     scratch::HOLDING,

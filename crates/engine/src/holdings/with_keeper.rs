@@ -39,19 +39,19 @@ pub const PROCESS: Holding = Holding {
         let is_unknown = look.keeper.is_none() && look.includes_past;
         Found { count: (!is_unknown).then_some(count), bytes: None, what: others.collect() }
     },
-    sight: Sight::Check {
-        word: "pid_namespace",
-        is_gone: |at, record, item| {
-            let is_removed = unified(at, record).map(|it| is_missing(&it));
-            match (is_removed, &record.lines.keeper) {
-                (Some(false), _) => false,
-                (Some(true), None) => true,
-                (_, Some(_)) => is_keeper_dead(record, item),
-                // Only their pids identify them.
-                (None, None) => are_dead(item),
-            }
-        },
+    sight: Sight::Check { word: "pid_namespace", is_gone: are_processes_gone },
+};
+
+/// The monitor of a machine, which is also one of the processes.
+pub const MONITOR: Holding = Holding {
+    kind: "monitor",
+    ends: Ends::WithKeeper,
+    probe: |look| {
+        let pids = look.held.processes.iter().map(|process| process.pid);
+        let others = pids.filter(|pid| look.record.is_machine() && Some(*pid) != look.keeper);
+        Found::these(others.map(pid_text).collect())
     },
+    sight: Sight::Check { word: "pid_namespace", is_gone: are_processes_gone },
 };
 
 pub const PORT: Holding = Holding {
@@ -109,6 +109,31 @@ pub const MEMORY: Holding = Holding {
                  later, and no process can see which were the box's",
     },
 };
+
+/// The memory of a machine, which is memory of its monitor.
+pub const GUEST_MEMORY: Holding = Holding {
+    kind: "guest_memory",
+    ends: Ends::WithKeeper,
+    probe: |look| {
+        let is_there = look.record.is_machine() && (look.keeper.is_some() || look.includes_past);
+        Found { count: Some(u64::from(is_there)), ..Found::bytes(None) }
+    },
+    sight: Sight::Hidden {
+        reason: "the kernel frees the memory of a machine with its monitor; no process can see \
+                 the pages then",
+    },
+};
+
+fn are_processes_gone(at: BoxAt<'_>, record: &Record, item: &HeldItem) -> bool {
+    let is_removed = unified(at, record).map(|it| is_missing(&it));
+    match (is_removed, &record.lines.keeper) {
+        (Some(false), _) => false,
+        (Some(true), None) => true,
+        (_, Some(_)) => is_keeper_dead(record, item),
+        // Only their pids identify them.
+        (None, None) => are_dead(item),
+    }
+}
 
 fn pid_text(pid: i32) -> String {
     format!("pid {pid}")

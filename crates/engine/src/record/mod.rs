@@ -121,6 +121,11 @@ impl Record {
         is_full && self.lines.detached().is_some_and(|options| options.keep)
     }
 
+    /// Returns whether the box is in a machine.
+    pub fn is_machine(&self) -> bool {
+        self.lines.created.as_ref().is_some_and(|created| created.spec.machine.is_some())
+    }
+
     /// Returns whether the record stays after the box's end: that of a box that was detached,
     /// without `--rm`. A journal that cannot be read is no reason to lose the rest.
     pub fn is_kept(&self) -> bool {
