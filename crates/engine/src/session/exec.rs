@@ -14,7 +14,7 @@ use crate::holdings::cgroup::{self, LimitWatch};
 use crate::host::layout::BoxAt;
 use crate::record::Record;
 use crate::session::Session;
-use crate::session::link::KeeperLink;
+use crate::session::link::{ANSWER_WITHIN, KeeperLink};
 use crate::session::stdio::{Owner, Stdin, Stdio};
 use crate::spec::BoxId;
 use crate::spec::{Isolation, Terminal, User};
@@ -115,13 +115,16 @@ fn exec_recorded(
     (spec, exec): (&ExecSpec, Exec),
     stdin: Stdin,
 ) -> Result<Session, Error> {
-    let deadline_ns = spec.timeout.map(from_now);
+    // A command in a machine may start late. Its timeout counts from its start.
+    let late = if record.is_machine() { ANSWER_WITHIN } else { Duration::ZERO };
+    let deadline_ns = spec.timeout.map(|timeout| from_now(timeout + late));
     let limits = LimitWatch::new(&cgroup::roots_of(at, record), at.tagged_id());
     let (link, stdio) = start(record, at.id, exec, spec.user, stdin)?;
     link.await_answer(at.id)?;
     let streams = stdio.map(|stdio| stdio.ours).unwrap_or_default();
     Ok(Session::new(at.id.clone(), link.channel, streams, deadline_ns)
         .of_command(spec.command.first().cloned(), spec.workdir.clone())
+        .booting(Duration::ZERO, spec.timeout)
         .watching(limits))
 }
 

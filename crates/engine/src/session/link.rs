@@ -22,7 +22,7 @@ use crate::record::Record;
 use crate::spec::BoxId;
 
 /// How long a keeper may take to answer.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+pub const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// On a busy host, a keeper may need longer than a short timeout to answer. The timeout of the command
 /// itself begins when it starts.
 const ANSWER_WITHIN_AT_LEAST: Duration = Duration::from_secs(1);
@@ -44,7 +44,7 @@ impl KeeperLink {
         fds: &[BorrowedFd<'_>],
     ) -> Result<Self, Error> {
         let frame = encode(&Versioned::new(call), CALL_BYTES_MAX).map_err(too_large)?;
-        let patience = patience(call);
+        let patience = patience(record, call);
         let until_ns = boot_ns() + patience.as_nanos() as u64;
         let socket = record.connect(patience).map_err(|error| {
             if error.kind() == io::ErrorKind::NotFound && record.exists() {
@@ -89,9 +89,10 @@ impl KeeperLink {
 }
 
 /// How long to wait for the keeper's answer. An exec waits no longer than its own timeout, and at least
-/// a second.
-fn patience(call: &Call) -> Duration {
+/// a second. A machine may need longer than that to start a process, or still boot.
+fn patience(record: &Record, call: &Call) -> Duration {
     let timeout = match call {
+        Call::Exec(_) if record.is_machine() => return ANSWER_WITHIN,
         Call::Exec(exec) => exec.timeout_ns.map(Duration::from_nanos),
         Call::Signal(_)
         | Call::Stop { .. }
