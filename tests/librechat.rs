@@ -11,6 +11,7 @@ mod incident;
 mod keeping;
 mod large;
 mod leaks;
+mod machines;
 mod ownership;
 mod packages;
 mod programmatic;

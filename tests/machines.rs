@@ -7,6 +7,7 @@
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -32,10 +33,15 @@ impl Machines {
         machines
     }
 
-    /// `tare ARGS`, with pipes.
-    pub fn start(&self, args: &[&str]) -> Running {
+    pub fn command(&self, args: &[&str]) -> Command {
         let mut command = self.tare.command(args);
         command.env("TARE_VM_DIR", self.directory.join("vm")).env("TARE_VM_BOOT", BOOT);
+        command
+    }
+
+    /// `tare ARGS`, with pipes.
+    pub fn start(&self, args: &[&str]) -> Running {
+        let mut command = self.command(args);
         command.stdin(std::process::Stdio::piped());
         command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
         self.tare.start_command(command)
@@ -190,9 +196,8 @@ fn a_detached_machine_does_what_is_asked_of_it_until_its_monitor_is_killed() {
 
 impl Machines {
     pub fn detached(&self, args: &[&str]) -> String {
-        let mut command = self.tare.command(["run", "-d", "--driver", "vm", "--accel", "tcg"]);
-        command.args(args).env("TARE_VM_DIR", self.directory.join("vm"));
-        command.env("TARE_VM_BOOT", BOOT);
+        let mut command = self.command(&["run", "-d", "--driver", "vm", "--accel", "tcg"]);
+        command.args(args);
         self.tare.detached_by(command)
     }
 

@@ -16,6 +16,7 @@ mod hooks;
 mod idempotency;
 mod killed;
 mod life;
+mod machines;
 mod operating;
 mod pool;
 mod pressure;

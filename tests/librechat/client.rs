@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use tare_harness::{Answer, Server, Tare, TemporaryDirectory};
 
+use crate::machines::Machines;
+
 pub const BOUNDARY: &str = "--------------------------527817193245";
 
 /// A server and the directory of its files, which is gone with it.
@@ -23,6 +25,16 @@ impl Chat {
     pub fn configured(tare: &Tare, files: &str, sections: &str) -> Self {
         let directory = TemporaryDirectory::new();
         let server = serve(tare, &directory, files, sections);
+        Self { server, directory }
+    }
+
+    /// With boxes in machines, and more sections.
+    pub fn in_machines(machines: &Machines, sections: &str) -> Self {
+        let directory = TemporaryDirectory::new();
+        let config = configure(&directory, "", sections);
+        let config = config.to_str().expect("the path is ASCII");
+        let command = ["serve", "--listen", "127.0.0.1:0", "--config", config];
+        let server = Server::start_command(&machines.tare, machines.command(&command));
         Self { server, directory }
     }
 
@@ -181,10 +193,14 @@ pub fn reference(answer: &Value) -> String {
     format!("{session}/{}", id(&answer["files"][0]["fileId"]))
 }
 
-fn serve(tare: &Tare, directory: &TemporaryDirectory, files: &str, sections: &str) -> Server {
+fn configure(directory: &TemporaryDirectory, files: &str, sections: &str) -> PathBuf {
     let store = directory.join("files");
     let text = format!("[files]\ndirectory = '{}'\n{files}\n{sections}\n", store.display());
-    let path = directory.write("tare.toml", text);
+    directory.write("tare.toml", text)
+}
+
+fn serve(tare: &Tare, directory: &TemporaryDirectory, files: &str, sections: &str) -> Server {
+    let path = configure(directory, files, sections);
     Server::start(tare, &["--config", &path.display().to_string()])
 }
 

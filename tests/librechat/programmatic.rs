@@ -8,7 +8,7 @@ use crate::librechat::client::{Chat, file, peak_bytes, text};
 const PATH: &str = "/v1/exec/programmatic";
 
 /// Drives it as a client does; what it ended with, and what was asked for in each round.
-fn driven(chat: &Chat, start: Value, reply: impl Fn(&Value) -> Value) -> (Value, Vec<usize>) {
+pub fn driven(chat: &Chat, start: Value, reply: impl Fn(&Value) -> Value) -> (Value, Vec<usize>) {
     continued(chat, chat.server.post(PATH, &start).was(200).json(), reply)
 }
 
@@ -41,13 +41,13 @@ fn continued(
     (answer, rounds)
 }
 
-fn start(lang: &str, code: &str) -> Value {
+pub fn start(lang: &str, code: &str) -> Value {
     let tools = json!([{ "name": "add", "description": "adds" }, { "name": "get-weather" }]);
     json!({ "lang": lang, "code": code, "tools": tools, "timeout": 15_000 })
 }
 
 /// As a client with these tools would reply.
-fn reply(call: &Value) -> Value {
+pub fn reply(call: &Value) -> Value {
     let input = &call["input"];
     match call["name"].as_str() {
         Some("add") => {

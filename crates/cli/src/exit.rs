@@ -107,6 +107,7 @@ pub fn run_code(error: &Error) -> u8 {
         | ErrorKind::Warm
         | ErrorKind::NoAnswer
         | ErrorKind::Unsupported
+        | ErrorKind::Boot(_)
         | ErrorKind::Busy
         | ErrorKind::Stuck
         | ErrorKind::Failed => RUN_FAILED,

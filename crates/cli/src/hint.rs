@@ -36,6 +36,12 @@ pub fn words(hint: &Hint) -> String {
                 option(*limit)
             );
         }
+        Hint::Emulate => "--accel tcg emulates the processor, which is not a security boundary",
+        Hint::NetworkOfMachine => "leave --net host out, or use --driver native",
+        Hint::FilesOfMachine => "use -v for them, or 'tare cp' before its end",
+        Hint::MoreTimeToBoot => {
+            "TARE_VM_BOOT sets the time; 'tare doctor' shows what the host lacks"
+        }
         Hint::SeeDoctor => "'tare doctor' says what this host can do",
         Hint::LeaveUserOut => "leave -u out: this box has one user",
         Hint::ContainedHasOneUser => "leave -u out: a box with --contain has one user",

@@ -14,7 +14,7 @@ use crate::audit::{self, Audit, RemovedSince};
 use crate::care::sweep::{self, Swept};
 use crate::care::tend;
 use crate::create::detach::Started;
-use crate::create::{self, Mode, NewBox, Prepared, TemplateOf, detach};
+use crate::create::{self, Mode, NewBox, Prepared, TemplateOf, detach, machine};
 use crate::error::{Context, Error};
 use crate::gauge::{GaugeSettings, Gauges};
 use crate::history::{self, Explanation, RemovedBox};
@@ -37,10 +37,10 @@ use crate::session::files::{Copy, FileTransfer};
 use crate::session::logs::Logs;
 use crate::session::stdio::Stdin;
 use crate::session::{Session, attach, exec, files};
-use crate::spec::{BoxId, DetachOptions, Limits, Name, Spec, Tenant};
+use crate::spec::{BoxId, DetachOptions, Limits, MachineSpec, Name, Spec, Tenant};
 use crate::teardown::OWN_WITHIN;
 use crate::time::Timestamp;
-use crate::vm::MachineSettings;
+use crate::vm::{CurrentSettings, MachinePart, MachineSettings};
 
 /// How long one attempt of a server to end a box may hold a thread. A task waits for a box that takes
 /// longer, and the server tries again.
@@ -122,10 +122,17 @@ impl Engine {
         Ok(self)
     }
 
-    /// Makes boxes in machines too.
-    pub fn with_machines(mut self, settings: MachineSettings) -> Self {
-        self.root.machines = Some(Arc::new(settings));
-        self
+    /// Makes boxes in machines too, with these settings from now on.
+    pub fn set_machines(&self, settings: MachineSettings) {
+        self.root.machines.set(settings);
+    }
+
+    /// Checks that machines can be made on this host, or says which part of them cannot be used.
+    pub fn check_machines(
+        settings: &MachineSettings,
+        wanted: &MachineSpec,
+    ) -> Result<(), (MachinePart, Error)> {
+        machine::check_host(settings, wanted)
     }
 
     fn new(state_root: Option<PathBuf>, access: RootAccess) -> Result<Self, Error> {
@@ -155,7 +162,7 @@ impl Engine {
                 cgroup_parent: None,
                 on_reclaimed: OnReclaimed::default(),
                 creator: Actor::creator(),
-                machines: None,
+                machines: CurrentSettings::default(),
                 open_segment: OpenSegment::default(),
             },
             end_within: OWN_WITHIN,

@@ -33,12 +33,40 @@ pub enum ErrorKind {
     CommandNotFound,
     /// The command exists but is not executable.
     CommandNotExecutable,
+    /// The machine of the box did not start.
+    Boot(BootFailure),
     /// Another process is changing the box, and did not finish in time.
     Busy,
     /// Part of a box could not be removed. The box stays on record as stuck, and tare tries again.
     Stuck,
     /// Anything else: an operation that should have worked failed.
     Failed,
+}
+
+/// Why a machine did not start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BootFailure {
+    /// Its keeper did not answer in time.
+    Timeout,
+    /// Its monitor could not be started, or ended.
+    MonitorEnded,
+    /// Its first process is not this tare's.
+    Protocol,
+    /// Its first process could not set it up.
+    Setup,
+}
+
+impl BootFailure {
+    pub const ALL: [Self; 4] = [Self::Timeout, Self::MonitorEnded, Self::Protocol, Self::Setup];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Timeout => "timeout",
+            Self::MonitorEnded => "monitor_ended",
+            Self::Protocol => "protocol",
+            Self::Setup => "setup",
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -70,6 +98,10 @@ impl Error {
     pub fn caused_by(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.source = Some(source.into());
         self
+    }
+
+    pub(crate) fn of_kind(self, kind: ErrorKind) -> Self {
+        Self { kind, ..self }
     }
 
     pub fn with_hint(mut self, hint: impl Into<Hint>) -> Self {

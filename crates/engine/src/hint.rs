@@ -43,6 +43,14 @@ pub enum Hint {
     LessOrMoreMemory(LimitName),
     /// This host cannot enforce the limit: give tare the rights, or leave the limit out.
     LeaveLimitOut(LimitName),
+    /// Emulate the machine.
+    Emulate,
+    /// Use no network of the host, or no machine.
+    NetworkOfMachine,
+    /// Keep no files of a machine, and copy them before its end.
+    FilesOfMachine,
+    /// Give machines more time to boot, or see what this host can do.
+    MoreTimeToBoot,
     /// See what this host can do.
     SeeDoctor,
     /// Leave the user out.

@@ -5,7 +5,7 @@
 //! name paths of the host: it goes into `detail`, which only the log gets.
 
 use rustix::io::Errno;
-use tare_engine::{Error as EngineError, ErrorKind, Hint};
+use tare_engine::{BootFailure, Error as EngineError, ErrorKind, Hint};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceError {
@@ -17,6 +17,8 @@ pub struct ServiceError {
     pub retry_after_s: Option<u32>,
     /// The gauge, quota or limit that refused the request, for the metric `tare_refused`.
     pub refused_for: Option<&'static str>,
+    /// Why a machine did not start.
+    pub boot_failure: Option<BootFailure>,
     /// For the log only.
     pub detail: Option<String>,
 }
@@ -65,6 +67,7 @@ impl ServiceError {
             hint: None,
             retry_after_s: None,
             refused_for: None,
+            boot_failure: None,
             detail: None,
         }
     }
@@ -162,6 +165,16 @@ impl ServiceError {
         }
     }
 
+    /// A machine that did not start. Its reason contains what the machine printed last.
+    fn not_booted(error: &EngineError, failure: BootFailure) -> Self {
+        Self {
+            hint: error.hint().cloned(),
+            retry_after_s: Some(RETRY_AFTER_S),
+            boot_failure: Some(failure),
+            ..Self::new(Kind::Unavailable, "machine_not_started", error.in_full())
+        }
+    }
+
     pub fn with_hint(mut self, hint: impl Into<Hint>) -> Self {
         self.hint = Some(hint.into());
         self
@@ -179,6 +192,7 @@ impl From<EngineError> for ServiceError {
             ErrorKind::Warm => (Kind::Conflict, "warm"),
             ErrorKind::NoAnswer => (Kind::Unavailable, "no_answer"),
             ErrorKind::Unsupported => (Kind::Unprocessable, "unsupported"),
+            ErrorKind::Boot(failure) => return Self::not_booted(&error, failure),
             ErrorKind::Busy => (Kind::Conflict, "box_busy"),
             ErrorKind::Stuck => return Self::stuck(&error),
             ErrorKind::HostPath | ErrorKind::Failed => return Self::failed(&error),

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use tare_engine::vm::MachineSettings;
 use tare_engine::{BoxId, Change, Context as _, Engine, Error, Purpose};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, mpsc};
@@ -48,6 +49,8 @@ pub struct Options {
     pub log: Option<LogFormat>,
     /// Replaces `bytes` of `[history]`.
     pub history_bytes: Option<u64>,
+    /// What the environment sets for machines. `None`: there is no directory for kernels.
+    pub machines: Option<MachineSettings>,
 }
 
 impl Options {
@@ -70,18 +73,21 @@ impl Options {
         }
         config.check()?;
         config.find_directories()?;
+        let machines = self.machines.as_ref().map(|it| config.vm.settings(it));
+        config.find_machines(machines.as_ref())?;
         config.hooks.find_program()?;
         config.files.try_directory()?;
         let jwt = config.librechat.jwt.as_ref();
         let jwt_keys = jwt.map(|jwt| librechat::read_keys(&jwt.keys)).transpose()?;
         let lowered = DescriptorBudget::found().lower_to_fit(&mut config.limits);
-        Ok(Loaded { config, jwt_keys: jwt_keys.unwrap_or_default(), lowered })
+        Ok(Loaded { config, machines, jwt_keys: jwt_keys.unwrap_or_default(), lowered })
     }
 }
 
 /// A configuration that can be used, with the files that it names.
 struct Loaded {
     config: Config,
+    machines: Option<MachineSettings>,
     jwt_keys: Keys,
     /// The names of limits that were lowered because there are too few descriptors.
     lowered: Vec<&'static str>,
@@ -91,13 +97,14 @@ struct Loaded {
 pub fn serve(options: Options) -> Result<(), Error> {
     let no_threads = || "cannot start threads".to_owned();
     let descriptors = DescriptorBudget::make();
-    let Loaded { config, jwt_keys, lowered } = options.load()?;
+    let Loaded { config, machines, jwt_keys, lowered } = options.load()?;
     let engine = Engine::open(options.state_root.clone(), Purpose::Serve)?;
     let engine = match &config.boxes.cgroup_parent {
         Some(parent) => engine.below(parent.clone())?,
         None => engine,
     };
     set_history(&engine, config.history)?;
+    machines.into_iter().for_each(|machines| engine.set_machines(machines));
     let creators = Creators::start().context(no_threads)?;
     let workers = Workers::start("worker", descriptors.calls()).context(no_threads)?;
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
@@ -238,13 +245,14 @@ async fn reload(
     // The listener stays as it was at the start.
     let reach = app.http.reach;
     let read = app.service.call(move |engine| {
-        let loaded = options.load()?;
+        let mut loaded = options.load()?;
         loaded.config.check_host_network(reach)?;
         set_history(engine, loaded.config.history)?;
+        loaded.machines.take().into_iter().for_each(|machines| engine.set_machines(machines));
         Ok(loaded)
     });
     match read.await {
-        Ok(Loaded { config, jwt_keys, lowered }) => {
+        Ok(Loaded { config, jwt_keys, lowered, .. }) => {
             librechat.jwt_keys.set(jwt_keys);
             app.service.configure(config);
             app.service.journal.record(&LogEvent::Reloaded);

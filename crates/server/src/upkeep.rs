@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tare_engine::spec::Driver;
 use tare_engine::{
     BoxId, Change, Engine, Error, ErrorKind, Level, RemovedBox, State, Status, Timestamp,
 };
@@ -114,7 +115,7 @@ async fn watch_all(service: &Service) -> Result<usize, ServiceError> {
                 watching.watch.with_guard(&one.id, count);
             } else if let Ok(Some(keeper)) = engine.keeper(&one.id) {
                 // If this fails, the next look tries again.
-                let need = need_of(engine, one).unwrap_or(Need::of_existing(0, 0));
+                let need = need_of(engine, one).unwrap_or(Need::of_existing(Driver::Native, 0, 0));
                 let key = one.key.as_deref();
                 let admitted = watching.admission.of_existing(&config, key, &one.id, need);
                 watching.watch.add(one.id.clone(), keeper, Some(admitted));
@@ -130,7 +131,8 @@ async fn watch_all(service: &Service) -> Result<usize, ServiceError> {
 /// Returns what an existing box needs by its limits. `None`: its record does not say them.
 fn need_of(engine: &Engine, one: &Status) -> Option<Need> {
     let limits = engine.limits(&one.id)?;
-    Some(Need::of_existing(limits.pids.value(), limits.memory_bytes.value()))
+    let driver = one.driver.unwrap_or_default();
+    Some(Need::of_existing(driver, limits.pids.value(), limits.memory_bytes.value()))
 }
 
 /// Finishes and reports each box whose keeper has ended.

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use tare_engine::{Error, parse_history_bytes};
+use tare_engine::vm::MachineSettings;
+use tare_engine::{Error, ErrorKind, parse_history_bytes};
 use tare_kernel::signals;
 use tare_server::{Listen, LogFormat, Options};
 
@@ -62,10 +63,21 @@ pub fn run(args: &ServeArgs, context: &Context) -> Result<u8, Error> {
         listen: args.listen.clone(),
         api_key_file: args.api_key_file.clone(),
         history_bytes: args.history_bytes,
+        machines: machines(context)?,
         log: args.log.map(|format| match format {
             Format::Human => LogFormat::Human,
             Format::Json => LogFormat::Json,
         }),
     })?;
     Ok(DONE)
+}
+
+/// What the environment sets for machines. A user without a home directory has no kernels, and can
+/// serve native boxes.
+fn machines(context: &Context) -> Result<Option<MachineSettings>, Error> {
+    match context.machines() {
+        Ok(settings) => Ok(Some(settings)),
+        Err(error) if error.kind() == ErrorKind::BadRequest => Err(error),
+        Err(_) => Ok(None),
+    }
 }

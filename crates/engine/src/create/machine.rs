@@ -23,7 +23,7 @@ use tare_kernel::kvm::{self, Kvm};
 use crate::create::endow::Endowment;
 use crate::create::plan::{self, TreeSources};
 use crate::create::{Mode, NewBox, host_view};
-use crate::error::{Context, Error, ErrorKind};
+use crate::error::{Context, Error, ErrorKind, Hint};
 use crate::holdings::cgroup::CgroupHolding;
 use crate::host::layout::BoxAt;
 use crate::spec::{
@@ -33,12 +33,12 @@ use crate::spec::{
 use crate::vm::kernels::BootKernel;
 use crate::vm::monitor::{MachineOrder, Monitor, Share};
 use crate::vm::qemu::Qemu;
-use crate::vm::{MachineSettings, initramfs};
+use crate::vm::{MachinePart, MachineSettings, initramfs};
 
 /// The least memory limit: a kernel with its modules, a keeper and one command fit.
 pub const MEMORY_BYTES_MIN: u64 = 256 << 20;
 /// Enough for the threads of the monitor. It starts more of them while it reads files.
-const MONITOR_PIDS: u32 = 64;
+pub const MONITOR_PIDS: u32 = 64;
 const MONITOR_NOFILE: u32 = 1024;
 /// The monitor writes no file.
 const MONITOR_SCRATCH_BYTES: u64 = 1 << 20;
@@ -74,13 +74,10 @@ impl<'a> Machine<'a> {
     pub fn find(at: BoxAt<'_>, new: NewBox<'a>, wanted: &MachineSpec) -> Result<Self, Error> {
         let rate = CounterRate::start();
         check(new)?;
-        let settings = at.root.machines.as_ref().ok_or_else(|| {
+        let settings = at.root.machines.get().ok_or_else(|| {
             Error::new(ErrorKind::Unsupported, "this tare makes no machines here")
         })?;
-        let MachineSettings { kernels, monitor, boot_within } = &**settings;
-        let monitor = Qemu::find(monitor.clone(), Instant::now() + MONITOR_WITHIN)?;
-        let accelerator = accelerator(wanted.accel, &monitor)?;
-        let kernel = kernels.boot(wanted.kernel.as_deref())?;
+        let (monitor, accelerator, kernel) = parts(&settings, wanted).map_err(|(_, why)| why)?;
         let modules = kernel.modules.iter().map(|(name, module)| (name.as_str(), &module[..]));
         let initramfs =
             initramfs::make(modules).context(|| "cannot make the machine's first files".into())?;
@@ -92,7 +89,7 @@ impl<'a> Machine<'a> {
             kernel,
             initramfs,
             counter_khz: rate.khz(),
-            boot_within: boot_within.unwrap_or(match accelerator {
+            boot_within: settings.boot_within.unwrap_or(match accelerator {
                 Accelerator::Kvm => BOOT_WITHIN_KVM,
                 Accelerator::Tcg => BOOT_WITHIN_EMULATED,
             }),
@@ -192,6 +189,33 @@ impl<'a> Machine<'a> {
     }
 }
 
+/// Finds the monitor, the accelerator and the kernel of a machine, or says which of them cannot be
+/// used. A user who asks for what this host lacks has made a wrong request.
+fn parts(
+    settings: &MachineSettings,
+    wanted: &MachineSpec,
+) -> Result<(Qemu, Accelerator, BootKernel), (MachinePart, Error)> {
+    let lacks = |part| {
+        move |error: Error| match error.kind() == ErrorKind::Unsupported {
+            true => (part, error.of_kind(ErrorKind::BadRequest)),
+            false => (part, error),
+        }
+    };
+    let monitor = Qemu::find(settings.monitor.clone(), Instant::now() + MONITOR_WITHIN);
+    let monitor = monitor.map_err(lacks(MachinePart::Monitor))?;
+    let accelerator = accelerator(wanted.accel, &monitor).map_err(lacks(MachinePart::Accel))?;
+    let kernel = settings.kernels.boot(wanted.kernel.as_deref());
+    Ok((monitor, accelerator, kernel.map_err(lacks(MachinePart::Kernel))?))
+}
+
+/// Checks that such machines can be made here, without making one.
+pub fn check_host(
+    settings: &MachineSettings,
+    wanted: &MachineSpec,
+) -> Result<(), (MachinePart, Error)> {
+    parts(settings, wanted).map(drop)
+}
+
 /// Returns whether a program is in the view of the host.
 fn is_shown(program: &Path) -> bool {
     program.starts_with("/usr")
@@ -199,21 +223,21 @@ fn is_shown(program: &Path) -> bool {
 
 /// Refuses what a machine cannot do.
 fn check(NewBox { spec, mode }: NewBox<'_>) -> Result<(), Error> {
-    let refused = |what: &str, hint: &str| {
+    let refused = |what: &str, hint: Hint| {
         let message = format!("a box in a machine cannot have {what}");
         Err(Error::bad_request(message).with_hint(hint))
     };
     if !cfg!(target_arch = "x86_64") {
-        return Err(Error::new(ErrorKind::Unsupported, "machines exist only for x86-64"));
+        return Err(Error::bad_request("machines exist only for x86-64"));
     }
     if spec.isolation == Isolation::Contain {
-        return refused("the host's files", "leave --contain out, or use --driver native");
+        return refused("the host's files", "leave --contain out, or use --driver native".into());
     }
     if spec.network == Network::Host {
-        return refused("the host's network", "leave --net host out, or use --driver native");
+        return refused("the host's network", Hint::NetworkOfMachine);
     }
     if mode.options().is_some_and(|options| options.keep) {
-        return refused("files that outlive it", "use -v for them, or 'tare cp' before its end");
+        return refused("files that outlive it", Hint::FilesOfMachine);
     }
     let memory = spec.limits.memory_bytes.value();
     if memory < MEMORY_BYTES_MIN {
@@ -245,7 +269,7 @@ fn accelerator(wanted: Accel, monitor: &Qemu) -> Result<Accelerator, Error> {
         Accel::Kvm | Accel::Tcg => {
             Err(Error::new(ErrorKind::Unsupported, "cannot run a machine with KVM")
                 .caused_by(why)
-                .with_hint("--accel tcg emulates the processor, which is not a security boundary"))
+                .with_hint(Hint::Emulate))
         }
     }
 }

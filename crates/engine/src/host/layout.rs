@@ -13,7 +13,7 @@ use crate::host::cgroups::{CgroupParent, CgroupRoots};
 use crate::host::tag::{Tag, TaggedId};
 use crate::host::{Host, read};
 use crate::spec::{BoxId, Tenant};
-use crate::vm::MachineSettings;
+use crate::vm::CurrentSettings;
 
 /// One state root on this host, and what this process may do there.
 #[derive(Debug, Clone)]
@@ -26,8 +26,8 @@ pub struct StateRoot {
     pub on_reclaimed: OnReclaimed,
     /// This process, for the records of the boxes that it makes.
     pub creator: Actor,
-    /// How machines are made, if this process can make them.
-    pub machines: Option<Arc<MachineSettings>>,
+    /// How machines are made, if this process makes any.
+    pub machines: CurrentSettings,
     pub open_segment: OpenSegment,
 }
 

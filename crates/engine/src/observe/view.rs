@@ -9,8 +9,8 @@ use serde::Serialize;
 pub use tare_control::{Cause, End, Pressure};
 
 use crate::error::{Error, ErrorKind, Hint};
-use crate::spec::BoxId;
 use crate::spec::shown::quoted;
+use crate::spec::{BoxId, Driver};
 use crate::time::Timestamp;
 
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -84,6 +84,8 @@ pub struct Status {
     /// without keys, and if the record is damaged.
     pub key: Option<String>,
     pub state: State,
+    /// `None` if the record is damaged.
+    pub driver: Option<Driver>,
     /// The pool of a server in which the box waits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
@@ -120,6 +122,7 @@ impl Status {
             name: None,
             key: None,
             state: State::Stuck,
+            driver: None,
             pool: None,
             created_at: Timestamp::from_ms(0),
             lease_ends_at: None,

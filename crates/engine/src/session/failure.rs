@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use tare_control::{LaunchStep, SetupStep};
 use tare_kernel::spawn::SpawnStep;
 
-use crate::error::{Error, ErrorKind, Hint, LimitName};
+use crate::error::{BootFailure, Error, ErrorKind, Hint, LimitName};
 use crate::host::obstacle::{self, FailedStep};
 use crate::spec::shown::escaped;
 
@@ -48,10 +48,10 @@ pub fn birth(step: SpawnStep, error: io::Error) -> Error {
 pub fn setup(step: SetupStep, subject: &str, errno: i32) -> Error {
     let kind = if step == SetupStep::Volume { ErrorKind::BadRequest } else { ErrorKind::Failed };
     let doing = setup_message(step, &escaped(subject));
-    let error = Error::new(kind, doing);
     if step == SetupStep::Boot {
-        return boot(error, subject, errno);
+        return boot(doing, subject, errno);
     }
+    let error = Error::new(kind, doing);
     if step == SetupStep::Volume && errno == Errno::LOOP.raw_os_error() {
         return error
             .caused_by("a symlink on the way leads to another file system, or is in one")
@@ -66,7 +66,7 @@ pub fn setup(step: SetupStep, subject: &str, errno: i32) -> Error {
 }
 
 /// The subject is what the machine and its monitor printed last.
-fn boot(error: Error, printed: &str, errno: i32) -> Error {
+fn boot(doing: String, printed: &str, errno: i32) -> Error {
     let lines: Vec<String> = printed.lines().map(escaped).filter(|it| !it.is_empty()).collect();
     let last = match lines.is_empty() {
         true => "it printed nothing".to_owned(),
@@ -74,19 +74,20 @@ fn boot(error: Error, printed: &str, errno: i32) -> Error {
     };
     // A machine may report any number, so the number is compared and not converted.
     let is = |known: Errno| known.raw_os_error() == errno;
-    if is(Errno::TIMEDOUT) {
-        return error
-            .caused_by(format!("its keeper did not answer in time; {last}"))
-            .with_hint("TARE_VM_BOOT sets the time; 'tare doctor' shows what the host lacks");
-    }
-    let why = if is(Errno::PROTO) {
-        "its first process is not this tare's"
+    let (failure, why) = if is(Errno::TIMEDOUT) {
+        (BootFailure::Timeout, "its keeper did not answer in time")
+    } else if is(Errno::PROTO) {
+        (BootFailure::Protocol, "its first process is not this tare's")
     } else if is(Errno::CHILD) || is(Errno::PIPE) {
-        "its monitor ended"
+        (BootFailure::MonitorEnded, "its monitor ended")
     } else {
-        "it could not be set up"
+        (BootFailure::Setup, "it could not be set up")
     };
-    error.caused_by(format!("{why}; {last}")).with_hint(Hint::SeeDoctor)
+    let hint = match failure {
+        BootFailure::Timeout => Hint::MoreTimeToBoot,
+        BootFailure::MonitorEnded | BootFailure::Protocol | BootFailure::Setup => Hint::SeeDoctor,
+    };
+    Error::new(ErrorKind::Boot(failure), doing).caused_by(format!("{why}; {last}")).with_hint(hint)
 }
 
 fn setup_message(step: SetupStep, subject: &str) -> String {

@@ -190,8 +190,13 @@ impl Session {
         self
     }
 
-    /// Returns how long the box may take to start its command.
-    pub(crate) fn start_within(&self) -> Duration {
+    /// Returns whether the command waits until the machine of the box has booted.
+    pub fn boots(&self) -> bool {
+        !self.observed.boot_within.is_zero()
+    }
+
+    /// Returns how long the box may take to start its command: longer if a machine boots first.
+    pub fn start_within(&self) -> Duration {
         START_WITHIN + self.observed.boot_within
     }
 

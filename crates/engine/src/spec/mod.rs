@@ -150,6 +150,24 @@ pub struct Spec {
     pub machine: Option<MachineSpec>,
 }
 
+impl Spec {
+    pub fn driver(&self) -> Driver {
+        if self.machine.is_some() { Driver::Vm } else { Driver::Native }
+    }
+}
+
+/// Which kernel runs a box.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Driver {
+    /// The kernel of the host.
+    #[default]
+    Native,
+    /// A kernel of its own, in a virtual machine.
+    Vm,
+}
+
 /// The virtual machine of a box.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineSpec {
@@ -159,6 +177,7 @@ pub struct MachineSpec {
 }
 
 /// Which accelerator a user wants for a machine.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Accel {

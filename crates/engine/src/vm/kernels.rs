@@ -167,8 +167,7 @@ impl Kernels {
         let kernel = match named {
             Some(name) => self.find(name)?,
             None => self.chosen()?.ok_or_else(|| {
-                let message = format!("no kernel is chosen in {}", self.path.display());
-                Error::new(ErrorKind::Unsupported, message)
+                Error::new(ErrorKind::Unsupported, "no kernel is chosen for machines")
                     .with_hint("'tare vm kernel fetch' downloads one")
             })?,
         };

@@ -6,6 +6,7 @@
 
 pub mod bodies;
 pub mod descriptors;
+pub mod machines;
 pub mod measurement;
 pub mod places;
 pub mod pressure;
@@ -16,10 +17,13 @@ pub mod streams;
 
 use std::time::Instant;
 
-use tare_engine::spec::{Spec, Tenant};
-use tare_engine::{Actor, BoxId, Changes, Details, EndedLine, Explanation, Receipt, Scope};
+use tare_engine::spec::{Driver, Spec, Tenant};
+use tare_engine::{
+    Actor, BoxId, Changes, Details, EndedLine, Explanation, MONITOR_PIDS, Receipt, Scope,
+};
 
 use crate::admission::bodies::Bodies;
+use crate::admission::machines::{MachineHold, Machines};
 use crate::admission::measurement::Measurement;
 use crate::admission::places::Place;
 use crate::admission::pressure::Pressure;
@@ -120,6 +124,7 @@ impl Caller {
 #[derive(Debug, Clone, Copy)]
 pub struct Need {
     work: Work,
+    driver: Driver,
     pids: u32,
     memory_bytes: u64,
 }
@@ -145,12 +150,16 @@ impl Need {
 
     fn of(work: Work, spec: &Spec) -> Self {
         let limits = &spec.limits;
-        Self { work, pids: limits.pids.value(), memory_bytes: limits.memory_bytes.value() }
+        let existing =
+            Self::of_existing(spec.driver(), limits.pids.value(), limits.memory_bytes.value());
+        Self { work, ..existing }
     }
 
-    /// A box that exists already, with these limits.
-    pub fn of_existing(pids: u32, memory_bytes: u64) -> Self {
-        Self { work: Work::Box, pids, memory_bytes }
+    /// A box that exists already, with these limits. The processes in a machine are not processes
+    /// of the host.
+    pub fn of_existing(driver: Driver, pids: u32, memory_bytes: u64) -> Self {
+        let pids = if driver == Driver::Vm { MONITOR_PIDS } else { pids };
+        Self { work: Work::Box, driver, pids, memory_bytes }
     }
 }
 
@@ -159,6 +168,7 @@ pub struct Admission {
     runs: RunQueue,
     pub pressure: Pressure,
     pub quotas: Quotas,
+    pub machines: Machines,
     pub bodies: Bodies,
 }
 
@@ -171,6 +181,8 @@ pub struct Admitted {
     run: Option<Permit>,
     place: Place,
     quota: Option<QuotaHold>,
+    /// `None` for a native box.
+    machine: Option<MachineHold>,
 }
 
 /// What counts for one box.
@@ -201,8 +213,10 @@ impl Admitted {
         (pressure, measured): (&Pressure, &Measurement),
         new: &Changes,
     ) -> Result<LimitChange, ServiceError> {
-        let need = Need::of_existing(new.pids.unwrap_or(0), new.memory_bytes.unwrap_or(0));
-        let promise = Promise::new(&config.admission, need);
+        let driver = if self.machine.is_some() { Driver::Vm } else { Driver::Native };
+        let (pids, memory_bytes) = (new.pids.unwrap_or(0), new.memory_bytes.unwrap_or(0));
+        let promise =
+            Promise::new(&config.admission, Need::of_existing(driver, pids, memory_bytes));
         let memory_bytes = self.quota.as_ref().map_or(0, QuotaHold::memory_bytes);
         let before = CountedLimits { promise: self.place.promise(), memory_bytes };
         let after = CountedLimits {
@@ -253,6 +267,7 @@ impl Admission {
             runs: RunQueue::new(limits),
             pressure,
             quotas: Quotas::default(),
+            machines: Machines::default(),
             bodies: Bodies::default(),
         }
     }
@@ -268,7 +283,7 @@ impl Admission {
         let asked_at = Instant::now();
         let quota = self.quotas.hold(config, caller, need)?;
         match self.admit_to_host(config, need).await {
-            Ok((run, place)) => Ok(Admitted { asked_at, run, place, quota }),
+            Ok((run, place, machine)) => Ok(Admitted { asked_at, run, place, quota, machine }),
             Err(error) => {
                 if let Some(quota) = quota {
                     quota.refund();
@@ -282,20 +297,24 @@ impl Admission {
         &self,
         config: &Config,
         need: Need,
-    ) -> Result<(Option<Permit>, Place), ServiceError> {
+    ) -> Result<(Option<Permit>, Place, Option<MachineHold>), ServiceError> {
+        let machine = match need.driver {
+            Driver::Native => None,
+            Driver::Vm => Some(self.machines.hold(config.vm.boxes)?),
+        };
         let run = match need.work {
             Work::Run => Some(self.runs.next().await?),
             Work::Box => None,
         };
         let promise = Promise::new(&config.admission, need);
         let place = self.pressure.place(need.work, promise).await?;
-        Ok((run, place))
+        Ok((run, place, machine))
     }
 
     /// Admits a box that waits in a pool: it counts with what it uses, and is promised nothing.
     pub async fn admit_waiting(&self) -> Result<Admitted, ServiceError> {
         let place = self.pressure.place(Work::Box, Promise::default()).await?;
-        Ok(Admitted { asked_at: Instant::now(), run: None, place, quota: None })
+        Ok(Admitted { asked_at: Instant::now(), run: None, place, quota: None, machine: None })
     }
 
     /// The guard of a box that exists already.
@@ -308,7 +327,8 @@ impl Admission {
     ) -> Admitted {
         let quota = key.map(|key| self.quotas.of_existing(key, need.memory_bytes));
         let place = self.pressure.place_of_existing(id, Promise::new(&config.admission, need));
-        Admitted { asked_at: Instant::now(), run: None, place, quota }
+        let machine = (need.driver == Driver::Vm).then(|| self.machines.hold_existing());
+        Admitted { asked_at: Instant::now(), run: None, place, quota, machine }
     }
 
     /// Returns when no run is active.

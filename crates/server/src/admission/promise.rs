@@ -5,6 +5,7 @@
 //! and, for each box, the larger of its promise and its use. The sum must stay below each limit of
 //! the host.
 
+use tare_engine::spec::Driver;
 use tare_engine::{Gauge, GaugedUse, Level, Reading, Thresholds};
 
 use crate::admission::{Need, Work};
@@ -18,12 +19,17 @@ pub struct Promise {
 }
 
 impl Promise {
-    /// The keeper is one more process, which the user does not count.
+    /// The keeper is one more process, which the user does not count. A machine is promised its
+    /// whole memory: its kernel uses memory that is free for files, and gives little of it back.
     pub fn new(shares: &PromisedShares, need: Need) -> Self {
         let share_of = |share: f64, whole: u64| (share * whole as f64).ceil() as u64;
+        let memory_share = match need.driver {
+            Driver::Native => shares.memory_share,
+            Driver::Vm => 1.0,
+        };
         Self {
             pids: share_of(shares.pids_share, u64::from(need.pids) + 1),
-            memory_bytes: share_of(shares.memory_share, need.memory_bytes),
+            memory_bytes: share_of(memory_share, need.memory_bytes),
         }
     }
 
@@ -184,9 +190,16 @@ mod tests {
     }
 
     #[test]
+    fn a_machine_is_promised_its_whole_memory() {
+        let shares = PromisedShares { pids_share: 0.0, memory_share: 0.0 };
+        let promise = Promise::new(&shares, Need::of_existing(Driver::Vm, 256, 1000));
+        assert_eq!(promise, Promise { pids: 0, memory_bytes: 1000 });
+    }
+
+    #[test]
     fn a_box_is_promised_its_share_and_that_of_its_keeper() {
         let shares = PromisedShares { pids_share: 0.125, memory_share: 0.5 };
-        let need = Need { work: Work::Run, pids: 256, memory_bytes: 1000 };
+        let need = Need::of_existing(Driver::Native, 256, 1000);
         let promise = Promise::new(&shares, need);
         assert_eq!(promise, Promise { pids: 33, memory_bytes: 500 });
         let none = PromisedShares { pids_share: 0.0, memory_share: 0.0 };

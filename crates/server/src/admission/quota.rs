@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use tare_engine::spec::quantity;
+use tare_engine::spec::{Driver, quantity};
 
 use crate::admission::{Caller, Need, Work};
 use crate::config::{ByteSize, Config, Key};
@@ -74,7 +74,7 @@ impl Quotas {
     pub fn of_existing(&self, key: &str, memory_bytes: u64) -> QuotaHold {
         let mut accounts = locked(&self.0);
         let account = accounts.entry(key.to_owned()).or_default();
-        self.put(account, key, Need::of_existing(0, memory_bytes))
+        self.put(account, key, Need::of_existing(Driver::Native, 0, memory_bytes))
     }
 
     fn put(&self, account: &mut Account, key: &str, need: Need) -> QuotaHold {
@@ -248,14 +248,16 @@ mod tests {
     fn boxes_and_memory_are_counted_until_they_end() {
         let quotas = Quotas::default();
         let config = config(Key { boxes: Some(2), memory_bytes: Some(ByteSize(100)), ..key() });
-        let hold = |memory_bytes| quotas.hold(&config, &ci(), Need::of_existing(0, memory_bytes));
+        let hold = |memory_bytes| {
+            quotas.hold(&config, &ci(), Need::of_existing(Driver::Native, 0, memory_bytes))
+        };
         let first = hold(60).expect("there is room");
         assert_eq!(hold(41).expect_err("too much").code, "quota_memory_bytes");
         let _second = hold(40).expect("there is room");
         assert_eq!(hold(0).expect_err("too many").code, "quota_boxes");
         drop(first);
         assert!(hold(60).is_ok());
-        let much = Need::of_existing(1, 1 << 40);
+        let much = Need::of_existing(Driver::Native, 1, 1 << 40);
         let without_key = quotas.hold(&config, &Caller::default(), much);
         assert!(without_key.expect("no quota").is_none());
     }
@@ -265,7 +267,9 @@ mod tests {
     fn memory_that_a_box_has_beyond_the_quota_counts() {
         let quotas = Quotas::default();
         let config = config(Key { memory_bytes: Some(ByteSize(100)), ..key() });
-        let hold = |memory_bytes| quotas.hold(&config, &ci(), Need::of_existing(0, memory_bytes));
+        let hold = |memory_bytes| {
+            quotas.hold(&config, &ci(), Need::of_existing(Driver::Native, 0, memory_bytes))
+        };
         let mut first = hold(60).expect("there is room").expect("it has a key");
         assert_eq!(first.resize(&config, 101).expect_err("too much").code, "quota_memory_bytes");
         first.observe(101);
@@ -281,8 +285,11 @@ mod tests {
         let quotas = Quotas::default();
         let config = config(Key { boxes: Some(1), ..key() });
         let _found = quotas.of_existing("ci", 1);
-        let refused =
-            quotas.hold(&config, &ci(), Need { work: Work::Run, pids: 1, memory_bytes: 0 });
+        let refused = quotas.hold(
+            &config,
+            &ci(),
+            Need { work: Work::Run, ..Need::of_existing(Driver::Native, 1, 0) },
+        );
         assert_eq!(refused.expect_err("one is there").code, "quota_boxes");
     }
 
@@ -316,8 +323,13 @@ mod tests {
     fn a_run_that_is_refused_for_another_reason_spends_no_token() {
         let quotas = Quotas::default();
         let config = config(Key { runs_per_second: Some(0.001), ..key() });
-        let hold =
-            || quotas.hold(&config, &ci(), Need { work: Work::Run, pids: 1, memory_bytes: 0 });
+        let hold = || {
+            quotas.hold(
+                &config,
+                &ci(),
+                Need { work: Work::Run, ..Need::of_existing(Driver::Native, 1, 0) },
+            )
+        };
         for _refused in 0..3 {
             let hold = hold().expect("it has its token");
             hold.expect("it has a key").refund();

@@ -4,7 +4,7 @@ use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
-use tare_engine::spec::Spec;
+use tare_engine::spec::{Accel, Driver, Spec};
 use tare_engine::{BoxFilter, Condition, DetachOptions, Details, Receipt, Status, Usage};
 use utoipa::{IntoParams, ToSchema};
 
@@ -46,6 +46,11 @@ pub struct BoxRequest {
     pub limits: LimitsRequest,
     #[serde(default)]
     pub network: NetworkRequest,
+    /// The kernel that runs the box: the host's, or one of its own in a virtual machine. By default
+    /// what the operator chose, `native` unless configured.
+    pub driver: Option<Driver>,
+    /// What runs the machine. By default what the operator chose, `kvm` unless configured.
+    pub accel: Option<Accel>,
     /// Directories of the host, by the names that the operator gave them.
     #[serde(default)]
     #[schema(value_type = Vec<VolumeRequest>, max_items = 100)]
@@ -161,6 +166,8 @@ impl BoxRequest {
             limits: self.limits,
             network: self.network,
             volumes: self.volumes.0,
+            driver: self.driver,
+            accel: self.accel,
         };
         let mut spec = fields.into_spec(config, &caller.tenant)?;
         spec.name = self.name.as_deref().map(spec::box_name).transpose()?;

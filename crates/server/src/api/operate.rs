@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use axum::extract::{Extension, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use serde::{Deserialize, Serialize};
-use tare_engine::spec::Tenant;
+use tare_engine::spec::{Spec, Tenant};
 use tare_engine::{Audit, ExecSpec, Swept, Timestamp};
 use utoipa::{IntoParams, ToSchema};
 
@@ -135,8 +135,10 @@ async fn run_one(
     let config = service.config();
     let timeout = Some(config.limits.timeout.0);
     let exec = ExecSpec { timeout, ..ExecSpec::of(["true"]) };
-    // A box as every client gets it, with the operator's root and packages.
+    // A box as every client gets it, with the operator's root and packages. A machine would take
+    // seconds of processor time at each look, and is made of a native box.
     let spec = BoxFields::default().into_spec(&config, &caller.tenant)?;
+    let spec = Spec { machine: None, ..spec };
     let request = RunRequest::<()> { progress, ..RunRequest::new(spec, exec, 0) };
     let admitted = service.admit_run(caller, &request.spec).await;
     let admitted = admitted.map_err(|error| match error.code {
@@ -174,6 +176,7 @@ pub async fn metrics(State(app): State<AppState>) -> ([(HeaderName, HeaderValue)
         threads: measured.threads,
         resident_bytes: measured.resident_bytes,
         boxes_live: app.service.admission.pressure.boxes_live(),
+        machines_live: app.service.admission.machines.count(),
         runs_running: app.service.admission.running() as u64,
         runs_waiting: app.service.admission.waiting() as u64,
         streams_open: app.http.streams.count(),

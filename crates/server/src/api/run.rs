@@ -5,6 +5,7 @@ use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use tare_engine::spec::defaults::HOME;
+use tare_engine::spec::{Accel, Driver};
 use tare_engine::{ExecSpec, Receipt};
 use utoipa::ToSchema;
 
@@ -63,6 +64,11 @@ pub struct RunBody {
     pub limits: LimitsRequest,
     #[serde(default)]
     pub network: NetworkRequest,
+    /// The kernel that runs the box: the host's, or one of its own in a virtual machine. By default
+    /// what the operator chose, `native` unless configured.
+    pub driver: Option<Driver>,
+    /// What runs the machine. By default what the operator chose, `kvm` unless configured.
+    pub accel: Option<Accel>,
     /// Directories of the host, by the names that the operator gave them.
     #[serde(default)]
     #[schema(value_type = Vec<VolumeRequest>, max_items = 100)]
@@ -97,6 +103,8 @@ pub struct RunResult {
     pub command: ExecResult,
     /// Whether the kernel killed a process of the box because of its memory limit.
     pub oom: bool,
+    /// What ran the box.
+    pub driver: Driver,
     /// What was made before the request: a box with an interpreter (`fresh`), a `box`, or nothing
     /// (`off`).
     pub warm: Warm,
@@ -143,17 +151,18 @@ pub async fn run(
 ) -> Result<Response, ServiceError> {
     let (format, encoding) = (StreamFormat::accepted(&headers), body.encoding);
     let request = run_request(body, &service.config(), &caller)?;
+    let driver = request.spec.driver();
     // Before the response begins: a refusal then has its own status, even if the response is a stream.
     let admitted = service.admit_run(&caller, &request.spec).await?;
     if format == StreamFormat::Whole {
         let output = service.run_admitted(&caller, admitted, request, OutputSink::Keep).await?;
-        return Ok(axum::Json(RunResult::new(output, encoding)).into_response());
+        return Ok(axum::Json(RunResult::new(output, driver, encoding)).into_response());
     }
     let client_timeout = service.config().limits.client.0;
     Ok(stream::output(format, encoding, client_timeout, |sink| async move {
         let output = service.run_admitted(&caller, admitted, request, sink).await?;
         // The output was in earlier frames.
-        Ok(RunResult::new(output, Encoding::Utf8))
+        Ok(RunResult::new(output, driver, Encoding::Utf8))
     }))
 }
 
@@ -180,6 +189,8 @@ fn run_request(
         limits: request.limits,
         network: request.network,
         volumes: request.volumes.0,
+        driver: request.driver,
+        accel: request.accel,
         ..BoxFields::default()
     };
     Ok(RunRequest {
@@ -228,7 +239,7 @@ impl FileGiven {
 }
 
 impl RunResult {
-    fn new(mut output: RunOutput<RunFiles>, encoding: Encoding) -> Self {
+    fn new(mut output: RunOutput<RunFiles>, driver: Driver, encoding: Encoding) -> Self {
         let file = |file: OutputFile| FileReturned {
             path: file.path,
             size_bytes: file.content.len() as u64,
@@ -239,6 +250,7 @@ impl RunResult {
         Self {
             id: output.id.to_string(),
             oom: output.end.oom,
+            driver,
             warm: output.warm,
             receipt: output.receipt.take(),
             files: outputs.files.into_iter().map(file).collect(),

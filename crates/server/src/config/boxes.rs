@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer};
-use tare_engine::spec::{Name, volume};
+use tare_engine::spec::{Driver, Name, volume};
 use tare_engine::{CgroupParent, Error, reason};
 
 use crate::config::units::parsed;
@@ -11,6 +11,8 @@ use crate::config::units::parsed;
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Boxes {
+    /// With `vm`, every box of the server is a machine.
+    pub driver: Driver,
     /// The cgroup of detached boxes, and of runs that cannot have limits below the server's own.
     #[serde(deserialize_with = "cgroup_parent")]
     pub cgroup_parent: Option<CgroupParent>,

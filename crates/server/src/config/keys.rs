@@ -22,6 +22,9 @@ pub struct Key {
     /// Whether it sees the boxes of all tenants, and may use the routes for operators.
     #[serde(default)]
     pub admin: bool,
+    /// Whether it may ask for machines. With `[boxes] driver = "vm"`, every key gets machines.
+    #[serde(default)]
+    pub vm: bool,
     /// Boxes at once, including those of runs.
     pub boxes: Option<u64>,
     /// The average rate; as many may begin at once.
@@ -56,6 +59,7 @@ impl Key {
             name: Name::parse(&name).expect("letters, digits and '-' are a name"),
             sha256,
             admin,
+            vm: false,
             boxes: None,
             runs_per_second: None,
             memory_bytes: None,

@@ -7,7 +7,7 @@ use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use tare_engine::Error;
-use tare_engine::spec::quantity;
+use tare_engine::spec::{Driver, quantity};
 
 use crate::config::boxes::{Programs, named};
 use crate::config::{ByteSize, Exposure, Key, Listen, Period};
@@ -132,6 +132,8 @@ fn lifetime_max() -> Period {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct BoxesConfig {
+    /// `None`: that of `[boxes]`.
+    pub driver: Option<Driver>,
     pub memory: ByteSize,
     /// Space for files and everything else that is written.
     pub scratch: ByteSize,
@@ -151,6 +153,7 @@ pub struct BoxesConfig {
 impl Default for BoxesConfig {
     fn default() -> Self {
         Self {
+            driver: None,
             memory: ByteSize(1 << 30),
             scratch: ByteSize(512 << 20),
             pids: 256,

@@ -11,6 +11,7 @@ pub mod librechat;
 mod listen;
 pub mod pool;
 mod units;
+pub mod vm;
 
 use std::path::Path;
 
@@ -27,6 +28,7 @@ use crate::config::librechat::{Auth, LibreChatConfig};
 pub use crate::config::listen::{Exposure, Listen};
 use crate::config::pool::PoolsConfig;
 pub use crate::config::units::{ByteSize, Period};
+use crate::config::vm::VmConfig;
 use crate::error::in_plain_words;
 
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
@@ -45,6 +47,7 @@ pub struct Config {
     pub gauges: Levels,
     pub admission: PromisedShares,
     pub boxes: Boxes,
+    pub vm: VmConfig,
     /// Directories of the host that clients may use in boxes, by name.
     pub volumes: Vec<AllowedVolume>,
     pub history: HistoryConfig,
@@ -248,6 +251,7 @@ impl Config {
         self.pool.check()?;
         self.check_keys()?;
         self.check_volumes()?;
+        self.check_machines()?;
         self.librechat.check(&self.keys, &self.listen)
     }
 

@@ -37,6 +37,12 @@ pub fn words(hint: &Hint) -> String {
                 field(*limit)
             );
         }
+        Hint::Emulate => {
+            "\"accel\": \"tcg\" emulates the processor, which is not a security boundary"
+        }
+        Hint::NetworkOfMachine => "leave 'network' out, or use \"driver\": \"native\"",
+        Hint::FilesOfMachine => "leave 'keep' out, and download the files before the box ends",
+        Hint::MoreTimeToBoot => "try again, or ask the operator to raise [vm] boot",
         Hint::SeeDoctor => "ask the operator to run 'tare doctor'",
         Hint::LeaveUserOut => "leave 'user' out: this box has one user",
         Hint::ContainedHasOneUser => "leave 'user' out: a contained box has one user",

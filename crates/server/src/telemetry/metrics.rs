@@ -14,7 +14,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge as Value;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
-use tare_engine::{Cause, Gauge, Level, Reading, version};
+use tare_engine::{BootFailure, Cause, Gauge, Level, Reading, version};
 
 use crate::telemetry::event::LogEvent;
 use crate::telemetry::pool_metrics::PoolMetrics;
@@ -40,6 +40,8 @@ pub struct Metrics {
     stuck: Counter,
     refused: Family<Labels<1>, Counter>,
     changes: Family<Labels<2>, Counter>,
+    boots: Histogram,
+    boots_failed: Family<Labels<1>, Counter>,
     /// Set by LibreChat's API.
     pub executions_waiting: Value,
     pub session_calls_waiting: Value,
@@ -78,6 +80,7 @@ pub struct Scrape<'a> {
     pub threads: u64,
     pub resident_bytes: u64,
     pub boxes_live: u64,
+    pub machines_live: u64,
     pub runs_running: u64,
     pub runs_waiting: u64,
     pub streams_open: u64,
@@ -125,6 +128,8 @@ impl Default for Metrics {
             stuck: Counter::default(),
             refused: Family::default(),
             changes: Family::default(),
+            boots: histogram(),
+            boots_failed: Family::default(),
             executions_waiting: Value::default(),
             session_calls_waiting: Value::default(),
             session_wait: histogram(),
@@ -136,11 +141,12 @@ impl Default for Metrics {
 }
 
 /// Reasons for a refusal other than gauges.
-const REASONS: [&str; 15] = [
+const REASONS: [&str; 16] = [
     "busy",
     "bodies_full",
     "connections_full",
     "exhausted",
+    "machines_full",
     "session_busy",
     "stopping",
     "streams_full",
@@ -165,6 +171,9 @@ impl Metrics {
         }
         for reason in REASONS.into_iter().chain(Gauge::all().map(Gauge::as_str)) {
             drop(self.refused.get_or_create(&[("reason", reason)]));
+        }
+        for failure in BootFailure::ALL {
+            drop(self.boots_failed.get_or_create(&[("reason", failure.as_str())]));
         }
         for gauge in Gauge::all().map(Gauge::as_str) {
             for to in Level::ALL.map(Level::as_str) {
@@ -195,6 +204,10 @@ impl Metrics {
         registry.register("refused", help, self.refused.clone());
         let help = "Level changes of gauges";
         registry.register("gauge_changes", help, self.changes.clone());
+        let help = "Time until the machine of a box had booted";
+        registry.register("machine_boot_seconds", help, self.boots.clone());
+        let help = "Machines that did not start, by reason";
+        registry.register("machine_boots_failed", help, self.boots_failed.clone());
         let help = "Programmatic executions whose client has to call tools";
         registry.register("executions_waiting", help, self.executions_waiting.clone());
         let help = "Calls that wait for their session";
@@ -211,6 +224,16 @@ impl Metrics {
 
     pub fn observe(&self, phase: Phase, took: Duration) {
         self.phases.get_or_create(&[("phase", phase.as_str())]).observe(took.as_secs_f64());
+    }
+
+    /// Counts a machine that has booted, or that did not start.
+    pub fn count_boot(&self, booted: Result<Duration, BootFailure>) {
+        match booted {
+            Ok(took) => self.boots.observe(took.as_secs_f64()),
+            Err(failure) => {
+                self.boots_failed.get_or_create(&[("reason", failure.as_str())]).inc();
+            }
+        }
     }
 
     /// Counts the end of a run, an exec or a box.
@@ -332,7 +355,7 @@ fn of_boxes(registry: &mut Registry, measured: &BoxesMeasured) {
 }
 
 /// Name, help and value of each metric without labels.
-fn without_labels(scrape: &Scrape<'_>) -> [(&'static str, &'static str, u64); 11] {
+fn without_labels(scrape: &Scrape<'_>) -> [(&'static str, &'static str, u64); 12] {
     let of_process = |(reading, _): &&(Reading, Level)| reading.gauge == Gauge::DescriptorsProcess;
     let descriptors =
         scrape.readings.iter().find(of_process).map_or(0, |(reading, _)| reading.used);
@@ -341,6 +364,11 @@ fn without_labels(scrape: &Scrape<'_>) -> [(&'static str, &'static str, u64); 11
         ("process_threads", "Threads of the server", scrape.threads),
         ("process_resident_bytes", "Resident memory of the server", scrape.resident_bytes),
         ("boxes_live", "Live boxes, including those of runs", scrape.boxes_live),
+        (
+            "machines_live",
+            "Live boxes in virtual machines, also while they boot",
+            scrape.machines_live,
+        ),
         ("runs_running", "Active runs", scrape.runs_running),
         ("runs_waiting", "Runs that wait", scrape.runs_waiting),
         ("streams_open", "Clients that only listen", scrape.streams_open),

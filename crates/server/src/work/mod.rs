@@ -75,6 +75,8 @@ pub struct Shares {
     listing: Permits,
     /// Calls that create a box, whose file systems may not answer.
     creating: Permits,
+    /// Those of them that wait until a machine has booted.
+    booting: Permits,
     /// Calls that end a box, whose last process may hang in the kernel.
     ending: Permits,
     /// Calls that look at the whole host: one at a time is enough.
@@ -88,6 +90,7 @@ impl Shares {
             in_boxes: BoxCalls::new(most),
             listing: Permits::new(LISTS_AT_ONCE),
             creating: Permits::new(most),
+            booting: Permits::new((most / 2).max(1)),
             ending: Permits::new(most),
             whole_host: Permits::new(1),
         }

@@ -38,10 +38,9 @@ pub fn run(args: &RunArgs, context: &Context) -> Result<u8, Error> {
     signals::keep_ended_children();
     signals::fail_past_file_limit();
     let engine = context.engine(Purpose::CreateOrEnd)?;
-    let engine = match &plan.spec.machine {
-        Some(_) => engine.with_machines(context.machines()?),
-        None => engine,
-    };
+    if plan.spec.machine.is_some() {
+        engine.set_machines(context.machines()?);
+    }
     if args.detached.detach {
         let engine = match &args.detached.cgroup_parent {
             Some(parent) => engine.below(parent.clone())?,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tare_engine::ExecSpec;
 use tare_engine::spec::command::{self, Variable};
-use tare_engine::spec::{Isolation, Limit, Network, Spec, defaults};
+use tare_engine::spec::{Driver, Isolation, Limit, Network, Spec, defaults};
 
 use crate::config::librechat::BoxesConfig;
 use crate::config::{self, Config};
@@ -52,7 +52,7 @@ impl CodeRun {
         };
         command::check(&exec.command, &exec.env)?;
         Ok(Self {
-            spec: box_of(boxes),
+            spec: box_of(config),
             exec,
             interpreted: language.code(&config.languages, CODE, arguments)?,
             code: vec![
@@ -76,7 +76,8 @@ fn timeout(asked_ms: Option<f64>, limits: &config::Limits) -> Duration {
     asked.unwrap_or(limits.timeout.0).min(limits.timeout_max.0)
 }
 
-fn box_of(boxes: &BoxesConfig) -> Spec {
+fn box_of(config: &Config) -> Spec {
+    let boxes = &config.librechat.boxes;
     let mut spec = Spec::of(Vec::new());
     spec.workspace = Some(PathBuf::from(DATA));
     let usual = BoxesConfig::default();
@@ -84,6 +85,9 @@ fn box_of(boxes: &BoxesConfig) -> Spec {
     spec.limits.scratch_bytes = limit(boxes.scratch.min(boxes.memory).0, usual.scratch.0);
     spec.limits.pids = limit(boxes.pids, usual.pids);
     spec.network = if boxes.host_network { Network::Host } else { Network::None };
+    if config.librechat_driver() == Driver::Vm {
+        spec.machine = Some(config.vm.machine(None));
+    }
     spec.env = environment();
     boxes.programs().add_to(&mut spec);
     spec

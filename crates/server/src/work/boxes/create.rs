@@ -48,12 +48,13 @@ impl Service {
         }
         let admitted = self.admit(caller, Need::lasting_box(&spec)).await?;
         let (service, caller) = (self.clone(), caller.clone());
+        let boots = spec.machine.is_some();
         let start = move |engine: &Engine| {
+            let began = Instant::now();
             let started = engine.start(&spec, &options)?;
-            service.watch_new(&caller, started, &spec, admitted)
+            service.watch_new(&caller, (started, began), &spec, admitted)
         };
-        let creating = self.call_in_share(&self.shares.creating, start);
-        let status = self.reporting_slow(creating).await?;
+        let status = self.create_on_thread(boots, start).await?;
         Ok(Created { status, existed: false })
     }
 
@@ -66,11 +67,8 @@ impl Service {
     ) -> Result<Created, ServiceError> {
         // Not the scope of the caller: an admin sees boxes of other tenants with this name.
         let own = Scope::Tenant(caller.tenant.clone());
-        let (name, lease) = (request.spec.name.clone(), request.options.lease);
-        let found = self.call(move |engine| match name {
-            Some(name) => find_named(engine, &own, name.as_str(), lease),
-            None => Ok(None),
-        });
+        let (wanted, lease) = (request.spec.clone(), request.options.lease);
+        let found = self.call(move |engine| find_named(engine, &own, &wanted, lease));
         match found.await? {
             Some(NamedBox::Usable(status)) => {
                 return Ok(Created { status: *status, existed: true });
@@ -103,16 +101,22 @@ impl Service {
                 }
                 KeyedBox::Unfinished => {}
                 KeyedBox::Absent => {
-                    let admitted = self.admit(caller, Need::lasting_box(&spec)).await?;
+                    let admitted = match self.admit(caller, Need::lasting_box(&spec)).await {
+                        Ok(admitted) => admitted,
+                        // Another request with this key may have taken the last place.
+                        Err(error) if self.is_absent(&id).await? => return Err(error),
+                        Err(_) => continue,
+                    };
                     let (box_id, spec, options) = (id.clone(), spec.clone(), options.clone());
                     let (service, caller) = (self.clone(), caller.clone());
+                    let boots = spec.machine.is_some();
                     let start = move |engine: &Engine| {
+                        let began = Instant::now();
                         let started = engine.start_as(&box_id, &spec, &options)?;
-                        let watch = |it| service.watch_new(&caller, it, &spec, admitted);
+                        let watch = |it| service.watch_new(&caller, (it, began), &spec, admitted);
                         started.map(watch).transpose()
                     };
-                    let creating = self.call_in_share(&self.shares.creating, start);
-                    if let Some(status) = self.reporting_slow(creating).await? {
+                    if let Some(status) = self.create_on_thread(boots, start).await? {
                         return Ok(Created { status, existed: false });
                     }
                 }
@@ -123,6 +127,32 @@ impl Service {
             }
             tokio::time::sleep(LOOK_AGAIN).await;
         }
+    }
+
+    async fn is_absent(&self, id: &BoxId) -> Result<bool, ServiceError> {
+        let id = id.clone();
+        let found = self.call(move |engine| find_keyed(engine, &id)).await?;
+        Ok(matches!(found, KeyedBox::Absent))
+    }
+
+    /// Creates a box on a thread. Machines, which boot for seconds, leave threads to native boxes.
+    async fn create_on_thread<T: Send + 'static>(
+        &self,
+        boots: bool,
+        start: impl FnOnce(&Engine) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, ServiceError> {
+        let creating = &self.shares.creating;
+        if !boots {
+            return self.reporting_slow(self.call_in_share(creating, start)).await;
+        }
+        let permits = (self.shares.booting.next().await, creating.next().await);
+        let created = self.call_with(permits, start).await;
+        created.inspect_err(|error| self.count_failed_boot(error))
+    }
+
+    /// Counts the machine of a box that did not start, if that is why the box could not be made.
+    pub fn count_failed_boot(&self, error: &ServiceError) {
+        error.boot_failure.into_iter().for_each(|why| self.metrics.count_boot(Err(why)));
     }
 
     /// Starts the lease of a box in use again. This is not an event, as a changed lease is.
@@ -136,10 +166,13 @@ impl Service {
     fn watch_new(
         &self,
         caller: &Caller,
-        started: Started,
+        (started, began): (Started, Instant),
         spec: &Spec,
         mut admitted: Admitted,
     ) -> Result<Status, Error> {
+        if spec.machine.is_some() {
+            self.metrics.count_boot(Ok(began.elapsed()));
+        }
         admitted.box_is_made(&started.id);
         let (box_id, key) = (started.id.as_str(), caller.tenant.key());
         let event = OfBox { box_id, key, request_id: caller.request_id() };
@@ -158,16 +191,21 @@ enum NamedBox {
     Unusable(BoxId),
 }
 
+/// Finds the box that has the name of this spec. A box that is not in a machine cannot be used for
+/// one that has to be, and the other way round.
 fn find_named(
     engine: &Engine,
     scope: &Scope,
-    name: &str,
+    wanted: &Spec,
     lease: Option<Duration>,
 ) -> Result<Option<NamedBox>, Error> {
-    let status = engine.find_in(scope, name).and_then(|id| engine.status(&id));
+    let Some(name) = &wanted.name else { return Ok(None) };
+    let status = engine.find_in(scope, name.as_str()).and_then(|id| engine.status(&id));
     match status {
         Ok(status) => {
-            let runs = status.state == State::Running && renew(engine, &status.id, lease).is_ok();
+            let runs = status.state == State::Running
+                && status.driver == Some(wanted.driver())
+                && renew(engine, &status.id, lease).is_ok();
             Ok(Some(if runs {
                 NamedBox::Usable(Box::new(status))
             } else {

@@ -109,7 +109,8 @@ impl Shape {
     pub fn of<T>(request: &RunRequest<T>, config: &Config) -> Option<Self> {
         let pools = &config.pool;
         let is_off = PoolName::ALL.iter().all(|pool| pool.config(pools).warm == 0);
-        let is_unwanted = request.wish == WarmWish::Off;
+        // A machine is made for its request.
+        let is_unwanted = request.wish == WarmWish::Off || request.spec.machine.is_some();
         if is_off || is_unwanted || request.spec.terminal != Terminal::Pipes {
             return None;
         }

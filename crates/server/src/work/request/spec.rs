@@ -8,7 +8,8 @@ use std::time::Duration;
 use serde::Deserialize;
 use tare_engine::Changes;
 use tare_engine::spec::{
-    Access, Cpus, Limit, Name, Network, Spec, Tenant, Volume, command, name, quantity, volume,
+    Accel, Access, Cpus, Driver, Limit, MachineSpec, Name, Network, Spec, Tenant, Volume, command,
+    name, quantity, volume,
 };
 use utoipa::ToSchema;
 
@@ -67,12 +68,15 @@ pub struct BoxFields {
     pub limits: LimitsRequest,
     pub network: NetworkRequest,
     pub volumes: Vec<VolumeRequest>,
+    pub driver: Option<Driver>,
+    pub accel: Option<Accel>,
 }
 
 impl BoxFields {
     pub fn into_spec(self, config: &Config, tenant: &Tenant) -> Result<Spec, ServiceError> {
         let most = &config.limits;
-        let mut spec = Spec::of(words(self.command));
+        let machine = machine(self.driver, self.accel, config, tenant)?;
+        let mut spec = Spec { machine, ..Spec::of(words(self.command)) };
         config.boxes.programs().add_to(&mut spec);
         spec.env = command::later_wins(spec.env.into_iter().chain(pairs(&self.env)?));
         command::check(&spec.command, &spec.env)?;
@@ -95,6 +99,44 @@ impl BoxFields {
         };
         Ok(spec)
     }
+}
+
+/// Returns the machine of a box, if the request or the configuration asks for one, and the caller
+/// may have it.
+fn machine(
+    driver: Option<Driver>,
+    accel: Option<Accel>,
+    config: &Config,
+    tenant: &Tenant,
+) -> Result<Option<MachineSpec>, ServiceError> {
+    let forbidden = |message, hint| {
+        let error: ServiceError = ServiceError::forbidden("driver_forbidden", message);
+        Err(error.with_hint(hint))
+    };
+    let of_server = config.boxes.driver;
+    if driver.unwrap_or(of_server) == Driver::Native {
+        return match accel {
+            _ if of_server == Driver::Vm => {
+                forbidden("every box of this server is a machine", "leave 'driver' out")
+            }
+            Some(_) => {
+                let message = "accel: it is only for boxes in machines";
+                Err(ServiceError::invalid("invalid", message).with_hint("add \"driver\": \"vm\""))
+            }
+            None => Ok(None),
+        };
+    }
+    let key = config.keys.iter().find(|key| Some(key.name.as_str()) == tenant.key());
+    if of_server == Driver::Native && key.is_some_and(|key| !key.vm) {
+        let hint = "leave 'driver' out, or ask the operator for vm = true in [[keys]]";
+        return forbidden("this key may not ask for machines", hint);
+    }
+    // The operator chose hardware against clients that attack the host. None may choose less.
+    let is_less = accel.is_some_and(|accel| accel != Accel::Kvm);
+    if of_server == Driver::Vm && config.vm.accel == Accel::Kvm && is_less {
+        return forbidden("this server emulates no machines", "leave 'accel' out");
+    }
+    Ok(Some(config.vm.machine(accel)))
 }
 
 impl VolumeRequest {
@@ -339,5 +381,33 @@ mod tests {
         assert_eq!(refused.code, "network_forbidden");
         config.limits.host_network = true;
         assert!(asked().into_spec(&config, &tenant).is_ok());
+    }
+
+    #[test]
+    fn no_client_gets_a_weaker_box_than_the_operator_chose() {
+        let machine = |config: &Config, key: &str, driver, accel| {
+            let fields = BoxFields { driver, accel, ..BoxFields::default() };
+            let spec = fields.into_spec(config, &Tenant::parse(key).expect("a key"));
+            spec.map(|spec| spec.machine.map(|it| it.accel)).map_err(|error| error.code)
+        };
+        let (native, vm) = (Some(Driver::Native), Some(Driver::Vm));
+        let (kvm, tcg) = (Some(Accel::Kvm), Some(Accel::Tcg));
+        let keys = ["with", "without"].map(|name| config::Key::named(name, name.as_bytes()));
+        let mut config = Config { keys: keys.into(), ..Config::default() };
+        config.keys[0].vm = true;
+        assert_eq!(machine(&config, "with", None, None), Ok(None));
+        assert_eq!(machine(&config, "with", vm, None), Ok(kvm));
+        assert_eq!(machine(&config, "with", vm, tcg), Ok(tcg));
+        assert_eq!(machine(&config, "with", native, tcg), Err("invalid"));
+        assert_eq!(machine(&config, "without", vm, None), Err("driver_forbidden"));
+        config.boxes.driver = Driver::Vm;
+        for key in ["with", "without"] {
+            assert_eq!(machine(&config, key, None, None), Ok(kvm));
+            assert_eq!(machine(&config, key, native, None), Err("driver_forbidden"));
+            assert_eq!(machine(&config, key, None, tcg), Err("driver_forbidden"));
+        }
+        config.vm.accel = Accel::Tcg;
+        assert_eq!(machine(&config, "without", None, None), Ok(tcg));
+        assert_eq!(machine(&config, "without", vm, kvm), Ok(kvm));
     }
 }

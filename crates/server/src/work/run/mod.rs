@@ -41,8 +41,6 @@ use crate::work::run::outcome::RunOutput;
 use crate::work::streams::output::OutputSink;
 use crate::work::streams::relay::{self, Input, Streams};
 
-/// Bounds the wait when a volume's file system does not answer.
-const CREATE_TIMEOUT: Duration = Duration::from_secs(60);
 /// A box that takes longer to start reports the system call that it waits in.
 const SLOW_AFTER: Duration = Duration::from_secs(1);
 /// A box that takes longer than this gives its create slot to the next box.
@@ -327,7 +325,7 @@ impl Steps {
         let scratch_full = exec.saw_full_scratch();
         drop(exec);
         let collected = match request.collect {
-            Some(collect) if end.cause != Cause::KeeperLost => {
+            Some(collect) if !matches!(end.cause, Cause::KeeperLost | Cause::MachineLost) => {
                 let collect =
                     service.call(move |engine| collect(BoxFiles { engine, id: &id }, end));
                 Some(self.copy(session, collect).await?)
@@ -384,6 +382,7 @@ impl Steps {
     /// Waits until the keeper reports that the box is made.
     async fn until_made(&self, session: &mut Session, slot: Option<Permit>) -> Result<(), Failed> {
         let (keeper, id) = (session.keeper()?, session.id().clone());
+        let (within, boots, began) = (session.start_within(), session.boots(), Instant::now());
         let made = async {
             let made = relay::started(session);
             tokio::pin!(made);
@@ -397,20 +396,33 @@ impl Steps {
         let made = async {
             tokio::select! {
                 made = made => made.map(drop),
-                error = self.watch_slow_start(&keeper, &id) => Err(error),
+                error = self.watch_slow_start(&keeper, &id, (within, boots)) => Err(error),
             }
         };
-        self.unless_interrupted(made).await??;
+        let made = self.unless_interrupted(made).await?;
+        made.inspect_err(|error| self.service.count_failed_boot(error))?;
+        if boots {
+            self.service.metrics.count_boot(Ok(began.elapsed()));
+        }
         self.progress.set("running the command");
         Ok(())
     }
 
-    /// Reports the system call in which the keeper of a slow box waits. Returns an error after
-    /// [`CREATE_TIMEOUT`].
-    async fn watch_slow_start(&self, keeper: &Keeper, id: &BoxId) -> ServiceError {
+    /// Reports the system call in which the keeper of a slow box waits. A machine may take long to
+    /// boot, and has its own error if it fails. Returns an error after `within`.
+    async fn watch_slow_start(
+        &self,
+        keeper: &Keeper,
+        id: &BoxId,
+        (within, boots): (Duration, bool),
+    ) -> ServiceError {
         let (started, mut is_reported) = (Instant::now(), false);
-        while started.elapsed() < CREATE_TIMEOUT {
+        while started.elapsed() < within {
             tokio::time::sleep(SLOW_AFTER).await;
+            if boots {
+                self.progress.set("booting the machine of the box");
+                continue;
+            }
             let call = keeper.system_call().unwrap_or_else(|| "an unknown system call".to_owned());
             let why = format!("its keeper builds it, in {call}");
             self.progress.set(format!("starting the box: {why}"));
@@ -421,7 +433,7 @@ impl Steps {
                 is_reported = true;
             }
         }
-        let message = format!("the box was not made within {CREATE_TIMEOUT:?}");
+        let message = format!("the box was not made within {within:?}");
         ServiceError::unavailable("not_started", message)
             .with_hint("the server is busy, or a file system does not answer; /ready says which")
     }
