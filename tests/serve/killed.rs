@@ -27,14 +27,16 @@ fn a_server_killed_at_any_moment_leaves_complete_boxes_or_none() {
     let mut seeds = Random::seeded(shown_seed("TARE_SERVE_SEED"));
     let kills = number_in("TARE_SERVE_KILLS").unwrap_or(KILLS);
     let scene = Scene::new(tare!());
-    for _kill in 0..kills {
-        killed_once(&scene, seeds.number());
+    for kill in 0..kills {
+        // Every second server has boxes that wait, and its clients get those.
+        let waiting = if kill % 2 == 0 { 0 } else { CLIENTS };
+        killed_once(&scene, seeds.number(), &format!("[pool.box]\nwarm = {waiting}\n"));
         scene.clear();
     }
 }
 
-fn killed_once(scene: &Scene, seed: u64) {
-    let server = Server::start(&scene.tare, &[]);
+fn killed_once(scene: &Scene, seed: u64, configuration: &str) {
+    let server = Server::start_configured(&scene.tare, configuration);
     let address = server.address();
     let after = Random::seeded(seed).below(KILLED_WITHIN_MS);
     let known: Vec<Known> = std::thread::scope(|threads| {

@@ -12,7 +12,7 @@ use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::cause::End;
-use crate::plan::{Identity, TerminalPlan};
+use crate::plan::{HostFile, Identity, TerminalPlan};
 
 /// From the creator after the plan, and from the client of an [`Exec`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,6 +37,20 @@ pub struct Go {
     pub deadline_ns: Option<u64>,
     /// Boot-clock nanoseconds at which the lease ends the box.
     pub lease_ns: Option<u64>,
+    /// For a box that has waited in a pool.
+    pub claim: Option<Claim>,
+}
+
+/// What the request decides about a box that was made before it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claim {
+    /// The environment and the working directory of all processes of the box.
+    pub env: Vec<Vec<u8>>,
+    pub workdir: Vec<u8>,
+    /// Another host name.
+    pub hostname: Option<String>,
+    /// New content of files that are [`HostFile::rewritable`].
+    pub files: Vec<HostFile>,
 }
 
 /// The version of calls and their reports. A keeper refuses calls of another version, so

@@ -22,8 +22,8 @@ mod plan;
 pub mod port;
 
 pub use call::{
-    Call, Exec, ExecStreams, Go, KeeperUsage, LaunchStep, PROTOCOL, Program, Refusal, Report,
-    Request, SetupStep, Versioned,
+    Call, Claim, Exec, ExecStreams, Go, KeeperUsage, LaunchStep, PROTOCOL, Program, Refusal,
+    Report, Request, SetupStep, Versioned,
 };
 pub use cause::{Cause, End, Pressure};
 pub use channel::{Channel, Received};

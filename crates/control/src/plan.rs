@@ -150,6 +150,8 @@ pub enum HostEntry {
 pub struct HostFile {
     pub path: String,
     pub content: Vec<u8>,
+    /// The go may bring another content.
+    pub rewritable: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -14,7 +14,7 @@ use crate::audit::{self, Audit, RemovedSince};
 use crate::care::sweep::{self, Swept};
 use crate::care::tend;
 use crate::create::detach::Started;
-use crate::create::{self, Mode, NewBox, Prepared, TemplateOf, detach, machine};
+use crate::create::{self, Mode, NewBox, Prepared, TemplateOf, detach, machine, warm};
 use crate::error::{Context, Error};
 use crate::gauge::{GaugeSettings, Gauges};
 use crate::history::{self, Explanation, RemovedBox};
@@ -201,6 +201,25 @@ impl Engine {
         self.wait_in_pool(spec, Mode::Attached(stdin), pool)
     }
 
+    /// Makes a box that waits in a pool of a server for a request for a detached box. It ends with the
+    /// thread that calls this, until [`Self::claim_detached`].
+    pub fn warm_detached(&self, spec: &Spec, pool: &str) -> Result<Prepared, Error> {
+        let options = detach::with_log_in_memory(&warm::waiting_options(), spec)?;
+        self.wait_in_pool(spec, Mode::Detached(&options), pool)
+    }
+
+    /// Claims a box that [`Self::warm_detached`] has made, and returns when its command runs. The spec
+    /// differs from that of the box in its command, environment, working directory, name, labels,
+    /// tenant and timeout at most.
+    pub fn claim_detached(
+        &self,
+        prepared: Prepared,
+        spec: &Spec,
+        options: &DetachOptions,
+    ) -> Result<Started, Error> {
+        warm::claim_detached(&self.root, prepared, (spec, options))
+    }
+
     /// Makes the box of a template, which waits in a pool. An interpreter that runs in it can make
     /// boxes with copies of itself. This needs root and cgroup v2.
     pub fn template(&self, spec: &Spec, pool: &str) -> Result<Prepared, Error> {
@@ -225,7 +244,7 @@ impl Engine {
     }
 
     fn wait_in_pool(&self, spec: &Spec, mode: Mode<'_>, pool: &str) -> Result<Prepared, Error> {
-        create::warm::make(&self.root, NewBox { spec, mode }, pool, &|made| self.tend_beside(made))
+        warm::make(&self.root, NewBox { spec, mode }, pool, &|made| self.tend_beside(made))
     }
 
     /// Makes a detached box, and returns when its command runs.

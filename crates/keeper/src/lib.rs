@@ -32,6 +32,7 @@ use cgroup::Freezer;
 use inherited::InheritedFds;
 use journal::Journal;
 use machine::{Machine, MachineFiles};
+use make::files::RewritableFiles;
 use make::{Companion, Failing, Failure};
 use output::Output;
 use process::ExecContext;
@@ -85,6 +86,7 @@ struct MadeBox {
     child_signal: OwnedFd,
     freezer: Option<Freezer>,
     has_scratch: bool,
+    rewritable: RewritableFiles,
     /// The machine to start.
     machine: Option<(MachinePlan, MachineFiles)>,
     /// The claim on the box's user ids, which the keeper holds until the box has ended.
@@ -105,7 +107,7 @@ impl MadeBox {
         let tasks = fds.take(Role::WorkloadTasks);
         let clone = fds.take(Role::Clone);
         let companion = if clone.is_some() { Companion::Clone } else { Companion::None };
-        let rules = make::make_box(&plan, &mut fds, companion)?;
+        let (rules, rewritable) = make::make_box(&plan, &mut fds, companion)?;
         let clone = clone.map(|socket| WaitingClone::new(socket, rules));
         let mut required = |role| {
             fds.take(role).ok_or_else(|| Failure::of(SetupStep::ReadPlan, "role", Errno::BADF))
@@ -138,11 +140,18 @@ impl MadeBox {
             journal,
             child_signal,
             freezer,
+            rewritable,
         })
     }
 
     /// Returns `None` if the command could not be started. The creator has the report.
-    fn start(self, creator: Channel, go: Go) -> Option<Supervisor> {
+    fn start(mut self, creator: Channel, go: Go) -> Option<Supervisor> {
+        if let Some(claim) = go.claim
+            && let Err(failure) = make::claim(claim, &mut self.context.profile, self.rewritable)
+        {
+            creator.report(&failure.into_report());
+            return None;
+        }
         let machine = self.machine.map(|(plan, files)| Machine::start(plan, files, &self.context));
         let machine = machine.transpose().map_err(|report| creator.report(&report)).ok()?;
         let mut supervisor = Supervisor {

@@ -89,7 +89,7 @@ fn start_recorded(
 }
 
 /// Detaches a box. A failure leaves nothing.
-fn detach(mut session: Session, given_up: Option<BorrowedFd<'_>>) -> Result<Started, Error> {
+pub fn detach(mut session: Session, given_up: Option<BorrowedFd<'_>>) -> Result<Started, Error> {
     match await_detached(&mut session, given_up) {
         Ok(keeper) => {
             let (id, notes) = session.release();
@@ -115,7 +115,7 @@ fn removed(id: &BoxId) -> Error {
 /// log counts as memory of the box.
 const LOG_PART_OF_MEMORY: u64 = 4;
 
-fn with_log_in_memory(options: &DetachOptions, spec: &Spec) -> Result<DetachOptions, Error> {
+pub fn with_log_in_memory(options: &DetachOptions, spec: &Spec) -> Result<DetachOptions, Error> {
     let most = spec.limits.memory_bytes.value() / LOG_PART_OF_MEMORY;
     let log_bytes_max = match options.log_bytes_max {
         Limit::Asked(asked) if asked > most => {

@@ -74,6 +74,7 @@ pub fn files(spec: &Spec, hostname: &str) -> Vec<HostFile> {
     let file = |name: &str, content: String| HostFile {
         path: format!("/etc/{name}"),
         content: content.into_bytes(),
+        rewritable: false,
     };
     let mut files = vec![
         file("passwd", passwd(spec)),
@@ -88,6 +89,11 @@ pub fn files(spec: &Spec, hostname: &str) -> Vec<HostFile> {
         files.push(file("resolv.conf", read_small(Path::new("/etc/resolv.conf"))));
     }
     files
+}
+
+/// Returns whether a file of [`files`] has the host name in it.
+pub fn has_hostname(file: &HostFile) -> bool {
+    matches!(file.path.as_str(), "/etc/hostname" | "/etc/hosts")
 }
 
 /// The home directory of every user: the box's own writable directory.

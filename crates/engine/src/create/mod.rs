@@ -27,7 +27,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use tare_control::{CALL_BYTES_MAX, Channel, Exec, Go, PLAN_BYTES_MAX, Request, Role, encode};
+use tare_control::{
+    CALL_BYTES_MAX, Channel, Claim, Exec, Go, PLAN_BYTES_MAX, Request, Role, encode,
+};
 use tare_kernel::cgroup::Cgroup;
 use tare_kernel::clock::boot_ns;
 use tare_kernel::fds::message_pair;
@@ -121,12 +123,12 @@ impl Prepared {
     }
 
     /// Starts the command. A box without a command waits for execs.
-    pub fn go(self, mut exec: Option<Exec>) -> Result<Session, Error> {
+    pub fn go(self, mut exec: Option<Exec>, claim: Option<Claim>) -> Result<Session, Error> {
         let deadline_ns = self.timeout.filter(|_| !self.boots).map(from_now);
         if let (true, Some(exec), Some(timeout)) = (self.boots, &mut exec, self.timeout) {
             exec.timeout_ns = Some(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
         }
-        let go = Go { exec, deadline_ns, lease_ns: self.lease.ends_ns() };
+        let go = Go { exec, deadline_ns, lease_ns: self.lease.ends_ns(), claim };
         let session = self.session.until(deadline_ns);
         let sent = encode(&Request::Go(Box::new(go)), CALL_BYTES_MAX).map_err(too_large);
         let sent = sent.and_then(|frame| {
@@ -164,7 +166,7 @@ fn make(
     new: NewBox<'_>,
     tend: &dyn Fn(&BoxId),
 ) -> Result<Session, Error> {
-    let session = prepare(at, record, reserve, new, tend)?.go(plan::first_exec(new))?;
+    let session = prepare(at, record, reserve, new, tend)?.go(plan::first_exec(new), None)?;
     // The keeper works by itself now, so there is time for this.
     tend(at.id);
     Ok(session)
@@ -248,11 +250,7 @@ fn acquire(at: BoxAt<'_>, record: &LockedRecord, new: NewBox<'_>) -> Result<Acqu
     let (layout, host) = (&at.root.layout, &at.root.host);
     check_memory(spec)?;
     let in_state_root = |error| explained(error, FailedStep::StateRoot);
-    if let Some(wanted) = &spec.name {
-        // The name of a box whose owner is gone is free.
-        tend::settle_name_owner(at.root, &spec.tenant, wanted)?;
-        name::acquire(layout, &spec.tenant, wanted, at.id).map_err(in_state_root)?;
-    }
+    take_name(at, spec)?;
     let range = uids::acquire(layout).map_err(in_state_root)?;
     let map = id_map(new, host, range.first);
     let workload = workload_cgroup(mode);
@@ -287,6 +285,14 @@ fn acquire(at: BoxAt<'_>, record: &LockedRecord, new: NewBox<'_>) -> Result<Acqu
             Mode::Attached(_) | Mode::Detached(_) | Mode::Template => None,
         },
     })
+}
+
+/// Takes the name of the spec for a box. The name of a box whose owner is gone is free.
+fn take_name(at: BoxAt<'_>, spec: &Spec) -> Result<(), Error> {
+    let Some(wanted) = &spec.name else { return Ok(()) };
+    tend::settle_name_owner(at.root, &spec.tenant, wanted)?;
+    let taken = name::acquire(&at.root.layout, &spec.tenant, wanted, at.id);
+    taken.map_err(|error| explained(error, FailedStep::StateRoot))
 }
 
 impl Acquired {
@@ -349,6 +355,9 @@ fn start_keeper(
     let mut plan = plan::plan(new, at.id, host, &acquired.cgroups, sources, endowment.roles());
     if let Mode::Template = new.mode {
         plan::for_template(&mut plan, acquired.range.first);
+    }
+    if let (Mode::Detached(_), Some(_)) = (new.mode, &record.lines.pool) {
+        plan::for_name_later(&mut plan);
     }
     if let Some(machine) = machine {
         let directories: Vec<_> = acquired.trees.volumes.iter().map(|it| it.is_directory).collect();

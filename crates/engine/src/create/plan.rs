@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use tare_control::{
-    Capabilities, DetachedPlan, Exec, ExecStreams, Filesystem, Identity, LandlockPlan, Plan,
+    Capabilities, Claim, DetachedPlan, Exec, ExecStreams, Filesystem, Identity, LandlockPlan, Plan,
     ProcPlan, Profile, Program, Resource, ResourceLimit, Role, RootPlan, ScratchPlan, TerminalPlan,
     TreeSource, VolumePlan,
 };
@@ -105,6 +105,25 @@ pub fn for_template(plan: &mut Plan, uid: u32) {
     }
 }
 
+/// Changes the plan of a box that waits until a request gives it a name.
+pub fn for_name_later(plan: &mut Plan) {
+    let files = plan.filesystem.iter_mut().flat_map(|filesystem| &mut filesystem.files);
+    files.for_each(|file| file.rewritable = host_view::has_hostname(file));
+}
+
+/// Returns what a request decides about a box that has waited.
+pub fn claim(spec: &Spec) -> Claim {
+    let hostname = spec.name.as_ref().map(ToString::to_string);
+    let in_files = hostname.iter().filter(|_| wants_root_tree(spec).is_none());
+    let files = in_files.flat_map(|hostname| host_view::files(spec, hostname));
+    Claim {
+        env: environment(spec),
+        workdir: workdir(spec),
+        files: files.filter(host_view::has_hostname).collect(),
+        hostname,
+    }
+}
+
 /// Returns the command of a box as its first exec, or `None` for a box without a command.
 pub fn first_exec(new: NewBox<'_>) -> Option<Exec> {
     let spec = new.spec;
@@ -186,14 +205,9 @@ fn workspace(spec: &Spec) -> Option<VolumePlan> {
 
 fn profile(spec: &Spec, host: &Host, limits: Vec<ResourceLimit>) -> Profile {
     let contained = spec.isolation == Isolation::Contain;
-    let workdir = spec
-        .workdir
-        .as_deref()
-        .or(spec.workspace.as_deref())
-        .map_or(&b"/work"[..], |path| path.as_os_str().as_bytes());
     Profile {
         env: environment(spec),
-        workdir: workdir.to_owned(),
+        workdir: workdir(spec),
         identity: (!contained).then_some(Identity { uid: spec.user.uid, gid: spec.user.gid }),
         capabilities: match (contained, spec.privilege) {
             // Without privileges the keeper has capabilities over its own user
@@ -210,6 +224,11 @@ fn profile(spec: &Spec, host: &Host, limits: Vec<ResourceLimit>) -> Profile {
         },
         no_new_privs: !contained,
     }
+}
+
+fn workdir(spec: &Spec) -> Vec<u8> {
+    let chosen = spec.workdir.as_deref().or(spec.workspace.as_deref());
+    chosen.map_or(&b"/work"[..], |path| path.as_os_str().as_bytes()).to_owned()
 }
 
 /// A set-user-id file on a volume would belong to a user of the host.

@@ -105,6 +105,7 @@ fn circumstances(sources: &Sources, end: End) -> Circumstances<'_> {
     let leased = |line: &Line| match line {
         Line::Keeper(KeeperLine { lease, .. }) => lease.ends_at(),
         Line::Updated(update) => update.lease.and_then(|lease| lease.ends_at()),
+        Line::Claimed(claimed) => claimed.detached.as_ref().and_then(|it| it.lease.ends_at()),
         Line::Created(_)
         | Line::Renamed { .. }
         | Line::Removing { .. }
@@ -112,7 +113,6 @@ fn circumstances(sources: &Sources, end: End) -> Circumstances<'_> {
         | Line::Ending(_)
         | Line::Ended(_)
         | Line::Warm { .. }
-        | Line::Claimed(_)
         | Line::Held(_)
         | Line::Requested(_) => None,
     };

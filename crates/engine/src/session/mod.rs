@@ -38,7 +38,9 @@ use crate::holdings::cgroup::{self, CgroupHolding, LimitWatch};
 use crate::host::layout::StateRoot;
 use crate::host::state_root;
 use crate::receipt::{self, Receipt};
-use crate::record::lines::{ClaimedLine, EndedLine, Evidence, HeldLine, Line, Reason, asked_for};
+use crate::record::lines::{
+    ClaimedDetached, ClaimedLine, EndedLine, Evidence, HeldLine, Line, Reason, asked_for,
+};
 use crate::record::{LockedRecord, Record};
 use crate::session::failure::{LaunchSubject, START_WITHIN};
 use crate::session::stdio::Streams;
@@ -223,8 +225,17 @@ impl Session {
     /// Takes the box out of its pool: it is a box of this spec from now on, and the record says so
     /// before anything runs for the request.
     pub fn claim(&mut self, spec: &Spec) -> Result<(), Error> {
+        self.claim_as(spec, None)
+    }
+
+    /// As [`Self::claim`]. The box may be one that is to be detached.
+    pub(crate) fn claim_as(
+        &mut self,
+        spec: &Spec,
+        detached: Option<ClaimedDetached>,
+    ) -> Result<(), Error> {
         let Some(owned) = &mut self.owned else { return Ok(()) };
-        let line = ClaimedLine { spec: spec.clone(), at_ns: boot_ns() };
+        let line = ClaimedLine { spec: spec.clone(), detached, at_ns: boot_ns() };
         let claimed = owned.record.add(Line::Claimed(Box::new(line)));
         claimed.context(|| format!("cannot record the request of box {}", self.id))
     }

@@ -77,6 +77,37 @@ pub struct Built<'a> {
     pub settings: OwnedFd,
     /// The volumes, each with the descriptor of its mount.
     pub volumes: Vec<(&'a VolumePlan, OwnedFd)>,
+    pub rewritable: RewritableFiles,
+}
+
+/// Files of the box, open for writing, which the go may change.
+#[derive(Debug, Default)]
+pub struct RewritableFiles(Vec<(String, OwnedFd)>);
+
+impl RewritableFiles {
+    /// Opens the files through a mount of their own. The root of the box becomes read-only, which the
+    /// kernel refuses while a file is open for writing through it (mount_setattr(2), EBUSY).
+    fn open(root: BorrowedFd<'_>, files: &[HostFile]) -> std::io::Result<Self> {
+        let mut files = files.iter().filter(|file| file.rewritable).peekable();
+        if files.peek().is_none() {
+            return Ok(Self::default());
+        }
+        let mount = mount::detached_copy(root, c".", Reach::One)?;
+        let open = |file: &HostFile| {
+            let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+            let relative = file.path.trim_start_matches('/');
+            Ok((file.path.clone(), openat(&mount, relative, flags, Mode::empty())?))
+        };
+        files.map(open).collect::<std::io::Result<_>>().map(Self)
+    }
+
+    /// Replaces the content of a file.
+    pub fn rewrite(&self, file: &HostFile) -> rustix::io::Result<()> {
+        let open = self.0.iter().find(|(path, _)| *path == file.path);
+        let (_, open) = open.ok_or(Errno::BADF)?;
+        rustix::fs::ftruncate(open, 0)?;
+        write_all(open, &file.content)
+    }
 }
 
 /// Builds the file system of the box.
@@ -94,9 +125,12 @@ pub fn build<'a>(
     }
     let dev = copy(c"dev").failing(SetupStep::Dev, "/dev")?;
     let masks = copy(c"proc").failing(SetupStep::Proc, "masks")?;
-    let root = match &plan.root {
+    let (root, rewritable) = match &plan.root {
         RootPlan::HostView(entries) => host_view(scratch, entries, plan)?,
-        RootPlan::Overlay(source) => overlay(&scratch, trees.take(source, false), plan)?,
+        RootPlan::Overlay(source) => {
+            let root = overlay(&scratch, trees.take(source, false), plan)?;
+            (root, RewritableFiles::default())
+        }
     };
     rustix::process::fchdir(&root).failing(SetupStep::Root, "/")?;
     dev::mount_dev(root.as_fd(), dev.as_fd())?;
@@ -110,7 +144,7 @@ pub fn build<'a>(
         let tree = trees.take(&volume.source, volume.writable);
         volumes.push((volume, attach_volume(root.as_fd(), volume, tree)?));
     }
-    Ok(Built { root, settings, volumes })
+    Ok(Built { root, settings, volumes, rewritable })
 }
 
 /// Mounts a writable directory. Compilers run programs that they made in `/tmp` and `/work`. Nothing
@@ -165,7 +199,7 @@ fn host_view(
     scratch: OwnedFd,
     entries: &[HostEntry],
     plan: &Filesystem,
-) -> Result<OwnedFd, Failure> {
+) -> Result<(OwnedFd, RewritableFiles), Failure> {
     rustix::process::fchdir(&scratch).failing(SetupStep::Root, "/")?;
     for entry in entries {
         show_host_entry(entry)?;
@@ -181,10 +215,12 @@ fn host_view(
         make_directories(directory).failing(SetupStep::Root, "/sys")?;
     }
     show_cpu_topology(scratch.as_fd())?;
+    let rewritable = RewritableFiles::open(scratch.as_fd(), &plan.files)
+        .failing(SetupStep::Root, "files for the go")?;
     let attributes = NOSUID_NODEV | Attributes::MOUNT_ATTR_RDONLY;
     mount::add_attributes(scratch.as_fd(), attributes, Reach::Recursive)
         .failing(SetupStep::Root, "read-only")?;
-    Ok(scratch)
+    Ok((scratch, rewritable))
 }
 
 /// Assembles the root of a machine in a directory of this root.
@@ -255,11 +291,14 @@ fn write_file(file: &HostFile) -> rustix::io::Result<()> {
     let relative = file.path.trim_start_matches('/');
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
     let make = || openat(CWD, relative, flags, Mode::from_raw_mode(0o644));
-    let fd = below_parent(&file.path, make)?;
-    let mut rest = file.content.as_slice();
-    while !rest.is_empty() {
-        let written = rustix::io::write(&fd, rest)?;
-        rest = &rest[written..];
+    write_all(&below_parent(&file.path, make)?, &file.content)
+}
+
+/// Writes a file from its beginning.
+fn write_all(file: &OwnedFd, content: &[u8]) -> rustix::io::Result<()> {
+    let mut done = 0;
+    while done < content.len() {
+        done += rustix::io::pwrite(file, &content[done..], done as u64)?;
     }
     Ok(())
 }

@@ -12,14 +12,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::process::umask;
-use tare_control::{Filesystem, Plan, ProcPlan, Report, SetupStep};
+use tare_control::{Claim, Filesystem, Plan, ProcPlan, Profile, Report, SetupStep};
 use tare_kernel::landlock::{Ruleset, Scope};
 use tare_kernel::network::{self, NamespaceBuilder};
 use tare_kernel::step::{once, step};
 use tare_kernel::{launch, mount};
 
 use crate::inherited::InheritedFds;
-use crate::make::files::{Built, Trees};
+use crate::make::files::{Built, RewritableFiles, Trees};
 
 const UMASK: Mode = Mode::from_bits_retain(0o022);
 /// When the host's memory runs out, the kernel kills processes of boxes first. In a box it kills
@@ -66,12 +66,13 @@ pub enum Companion {
     Clone,
 }
 
-/// Makes the box. Afterwards this process is in it. Returns the rules of its Landlock domain.
+/// Makes the box. Afterwards this process is in it. Returns the rules of its Landlock domain, and the
+/// files that the go may change.
 pub fn make_box(
     plan: &Plan,
     inherited: &mut InheritedFds,
     companion: Companion,
-) -> Result<Option<Ruleset>, Failure> {
+) -> Result<(Option<Ruleset>, RewritableFiles), Failure> {
     // No process of the box may read or trace PID 1, or a child of PID 1 that has not executed yet.
     step("close the memory to others", || {
         rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
@@ -84,13 +85,12 @@ pub fn make_box(
     } else {
         None
     };
-    let built = match &plan.filesystem {
+    let mut built = match &plan.filesystem {
         Some(filesystem) => Some(isolate_files(plan, filesystem, inherited)?),
         None => contain_files().map(|()| None)?,
     };
     if let Some(hostname) = &plan.hostname {
-        step("name the host", || rustix::system::sethostname(hostname.as_bytes()))
-            .failing(SetupStep::Hostname, hostname)?;
+        name_host(hostname)?;
     }
     let rules = match &plan.landlock {
         Some(landlock) => {
@@ -107,6 +107,7 @@ pub fn make_box(
     if let (Companion::Clone, Some(built)) = (companion, &built) {
         share_fairly(built.settings.as_fd());
     }
+    let rewritable = built.as_mut().map(|built| std::mem::take(&mut built.rewritable));
     // Last, because making the network namespace takes longest.
     let entered = match (network, built) {
         (Some(network), Some(built)) => network.join(built.settings.as_fd()),
@@ -114,7 +115,24 @@ pub fn make_box(
         _ => Ok(()),
     };
     entered.failing(SetupStep::Network, "lo")?;
-    Ok(rules)
+    Ok((rules, rewritable.unwrap_or_default()))
+}
+
+fn name_host(hostname: &str) -> Result<(), Failure> {
+    step("name the host", || rustix::system::sethostname(hostname.as_bytes()))
+        .failing(SetupStep::Hostname, hostname)
+}
+
+/// Changes the box for the request that claims it.
+pub fn claim(claim: Claim, profile: &mut Profile, files: RewritableFiles) -> Result<(), Failure> {
+    (profile.env, profile.workdir) = (claim.env, claim.workdir);
+    if let Some(hostname) = &claim.hostname {
+        name_host(hostname)?;
+    }
+    for file in &claim.files {
+        files.rewrite(file).failing(SetupStep::Hostname, &file.path)?;
+    }
+    Ok(())
 }
 
 /// All clones of a template count against the limits of one user of the host, who has 128 instances of

@@ -138,7 +138,7 @@ impl Supervisor {
             let exec = exec.map(|exec| Exec { timeout_ns: None, ..exec });
             let first = match (ends_box, exec) {
                 (true, exec) => {
-                    let go = Go { exec, deadline_ns: None, lease_ns: None };
+                    let go = Go { exec, deadline_ns: None, lease_ns: None, claim: None };
                     encode(&Request::Go(Box::new(go)), CALL_BYTES_MAX)
                 }
                 (false, Some(exec)) => encode(&Versioned::new(Call::Exec(exec)), CALL_BYTES_MAX),

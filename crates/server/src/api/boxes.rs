@@ -18,8 +18,9 @@ use crate::http::extract::{JsonWithBytes, Query};
 use crate::http::hint;
 use crate::work::Service;
 use crate::work::boxes::BoxPage;
-use crate::work::boxes::create::CreateRequest;
+use crate::work::boxes::create::{CreateRequest, Created};
 use crate::work::request::idempotency::{self, Keyed};
+use crate::work::request::run::Warm;
 use crate::work::request::spec::{self, BoxFields, LimitsRequest, NetworkRequest, VolumeRequest};
 
 const LIST_DEFAULT: usize = 1000;
@@ -67,6 +68,15 @@ pub struct BoxRequest {
     /// Whether nothing is kept after the end.
     #[serde(default)]
     pub remove: bool,
+}
+
+/// The box of a request to create one.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct CreatedBox {
+    #[serde(flatten)]
+    pub status: Status,
+    /// What was made before the request: the `box`, or nothing (`off`).
+    pub warm: Warm,
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -126,8 +136,8 @@ pub struct RemoveQuery {
     params(("Idempotency-Key" = Option<String>, Header, max_length = 255, pattern = "^[!-~]+$")),
     request_body = BoxRequest,
     responses(
-        (status = 200, body = Status, description = "An earlier request created the box"),
-        (status = 201, body = Status),
+        (status = 200, body = CreatedBox, description = "An earlier request created the box"),
+        (status = 201, body = CreatedBox),
     )
 )]
 pub async fn create(
@@ -139,9 +149,11 @@ pub async fn create(
     let key = idempotency_key(&headers)?;
     let keyed = key.map(|key| Keyed::new(key, &caller, &bytes)).transpose()?;
     let (spec, options) = request.into_spec(&service.config(), &caller)?;
-    let created = service.create(&caller, CreateRequest { spec, options, keyed }).await?;
-    let code = if created.existed { StatusCode::OK } else { StatusCode::CREATED };
-    Ok((code, axum::Json(created.status)).into_response())
+    let may_be_warm = keyed.is_none();
+    let request = CreateRequest { spec, options, may_be_warm, keyed };
+    let Created { status, existed, warm } = service.create(&caller, request).await?;
+    let code = if existed { StatusCode::OK } else { StatusCode::CREATED };
+    Ok((code, axum::Json(CreatedBox { status, warm })).into_response())
 }
 
 fn idempotency_key(headers: &HeaderMap) -> Result<Option<&[u8]>, ServiceError> {

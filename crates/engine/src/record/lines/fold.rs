@@ -3,8 +3,8 @@
 use serde::Deserialize;
 
 use super::{
-    Created, EndedLine, EndingLine, HeldLine, KeeperLine, Line, RequestLine, StuckLine,
-    UpdatedLine, VERSION,
+    ClaimedLine, Created, EndedLine, EndingLine, HeldLine, KeeperLine, Line, RequestLine,
+    StuckLine, UpdatedLine, VERSION,
 };
 use crate::spec::{DetachOptions, Limit, Name, Tenant};
 
@@ -76,19 +76,36 @@ impl RecordLines {
                 self.stuck = Some(stuck);
             }
             Line::Ending(ending) => self.ending = Some(ending),
-            Line::Warm { pool, .. } => self.pool = Some(pool),
-            Line::Claimed(claimed) => {
-                self.pool = None;
+            Line::Warm { pool, .. } => {
+                self.pool = Some(pool);
+                // Until it is claimed, it ends with its server.
                 if let Some(created) = &mut self.created {
-                    created.spec = claimed.spec;
+                    created.detached = None;
                 }
             }
+            Line::Claimed(claimed) => self.claim(*claimed),
             Line::Held(held) => self.held = Some(held),
             Line::Ended(ended) => {
                 self.stuck = None;
                 self.ended = Some(*ended);
             }
             Line::Requested(request) => self.requests.push(request),
+        }
+    }
+
+    /// For its users, a box begins when it is claimed.
+    fn claim(&mut self, claimed: ClaimedLine) {
+        self.pool = None;
+        self.names = claimed.spec.name.clone().into_iter().collect();
+        let (options, lease) = claimed.detached.map(|it| (it.options, it.lease)).unzip();
+        if let Some(created) = &mut self.created {
+            created.created_at = created.moment().at_ns(claimed.at_ns);
+            created.created_ns = claimed.at_ns;
+            created.spec = claimed.spec;
+            created.detached = options;
+        }
+        if let (Some(keeper), Some(lease)) = (&mut self.keeper, lease) {
+            keeper.lease = lease;
         }
     }
 

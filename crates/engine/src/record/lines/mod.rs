@@ -108,7 +108,17 @@ pub struct KeeperLine {
 pub struct ClaimedLine {
     /// Without the values of the environment.
     pub spec: Spec,
+    /// The box is to be detached, with these options.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detached: Option<ClaimedDetached>,
     pub at_ns: u64,
+}
+
+/// What a request for a detached box decides about a box that has waited.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ClaimedDetached {
+    pub options: DetachOptions,
+    pub lease: Lease,
 }
 
 /// What `update` changed; `None` leaves a value as it was.
@@ -179,6 +189,8 @@ impl Line {
     pub fn name(&self) -> Option<&Name> {
         if let Self::Renamed { name, .. } = self {
             Some(name)
+        } else if let Self::Claimed(claimed) = self {
+            claimed.spec.name.as_ref()
         } else {
             self.created()?.spec.name.as_ref()
         }

@@ -92,7 +92,7 @@ struct SessionCall {
 
 impl SessionCall {
     async fn run(self, run: LibreChatRun) -> Result<Answer, ServiceError> {
-        let Created { status, existed } = self.find_or_create(run.work.spec).await?;
+        let Created { status, existed, .. } = self.find_or_create(run.work.spec).await?;
         let id = status.id;
         let mut known = Known::recall(&self.app, &self.turn.session, id.clone()).await?;
         self.put(&id, &mut known, &run.inputs, run.work.code).await?;
@@ -125,7 +125,7 @@ impl SessionCall {
         let lease = config.librechat.boxes.session_idle.0.max(longest);
         let options =
             DetachOptions { lease: Some(lease), remove: true, ..DetachOptions::default() };
-        let request = CreateRequest { spec, options, keyed: None };
+        let request = CreateRequest { spec, options, may_be_warm: false, keyed: None };
         self.app.service.reuse_or_create(&self.caller, request).await
     }
 

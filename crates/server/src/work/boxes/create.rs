@@ -12,6 +12,7 @@ use crate::error::{Kind, ServiceError};
 use crate::telemetry::{LogEvent, OfBox};
 use crate::work::Service;
 use crate::work::request::idempotency::{Keyed, REQUEST_LABEL, check_same};
+use crate::work::request::run::Warm;
 
 /// How long a request waits for a box that another request with the same key is making.
 const MADE_WITHIN: Duration = Duration::from_secs(60);
@@ -22,6 +23,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 pub struct CreateRequest {
     pub spec: Spec,
     pub options: DetachOptions,
+    /// Whether a box that waits in a pool may be used.
+    pub may_be_warm: bool,
     /// The box and the hash that belong to the idempotency key, if the request has one.
     pub keyed: Option<Keyed>,
 }
@@ -31,6 +34,18 @@ pub struct Created {
     pub status: Status,
     /// An earlier request with the same key has created the box.
     pub existed: bool,
+    /// What was made before the request.
+    pub warm: Warm,
+}
+
+impl Created {
+    fn existing(status: Status) -> Self {
+        Self { status, existed: true, warm: Warm::Off }
+    }
+
+    fn new(status: Status, warm: Warm) -> Self {
+        Self { status, existed: false, warm }
+    }
 }
 
 impl Service {
@@ -40,13 +55,26 @@ impl Service {
         request: CreateRequest,
     ) -> Result<Created, ServiceError> {
         self.shutdown.check_serving()?;
-        let CreateRequest { mut spec, options, keyed } = request;
+        let CreateRequest { mut spec, options, may_be_warm, keyed } = request;
         spec.tenant = caller.tenant.clone();
         if let Some(Keyed { box_id, request }) = keyed {
             spec.labels.insert(REQUEST_LABEL.to_owned(), request);
             return self.create_once(caller, box_id, spec, options).await;
         }
-        let admitted = self.admit(caller, Need::lasting_box(&spec)).await?;
+        let need = Need::lasting_box(&spec);
+        let mut admitted = self.admit(caller, need).await?;
+        let taken = if may_be_warm { self.take_detached(&spec, &options) } else { None };
+        if let Some(taken) = taken {
+            let (service, by, of) = (self.clone(), caller.clone(), spec.clone());
+            let began = Instant::now();
+            let watch = move |started| service.watch_new(&by, (started, began), &of, admitted);
+            let request = (spec.clone(), options.clone());
+            if let Some(status) = self.claim_detached(taken, request, watch).await? {
+                return Ok(Created::new(status, Warm::Box));
+            }
+            // A new box fails for the same reason, and says so, or succeeds.
+            admitted = self.admit(caller, need).await?;
+        }
         let (service, caller) = (self.clone(), caller.clone());
         let boots = spec.machine.is_some();
         let start = move |engine: &Engine| {
@@ -55,7 +83,7 @@ impl Service {
             service.watch_new(&caller, (started, began), &spec, admitted)
         };
         let status = self.create_on_thread(boots, start).await?;
-        Ok(Created { status, existed: false })
+        Ok(Created::new(status, Warm::Off))
     }
 
     /// Returns the running box that has the name of the spec, with the lease of the request, or
@@ -71,7 +99,7 @@ impl Service {
         let found = self.call(move |engine| find_named(engine, &own, &wanted, lease));
         match found.await? {
             Some(NamedBox::Usable(status)) => {
-                return Ok(Created { status: *status, existed: true });
+                return Ok(Created::existing(*status));
             }
             Some(NamedBox::Unusable(id)) => match self.remove(caller, id.to_string(), true).await {
                 Err(error) if error.kind != Kind::NotFound => return Err(error),
@@ -97,7 +125,7 @@ impl Service {
             match self.call(move |engine| find_keyed(engine, &box_id)).await? {
                 KeyedBox::Complete(status) => {
                     check_same(&status, &spec)?;
-                    return Ok(Created { status: *status, existed: true });
+                    return Ok(Created::existing(*status));
                 }
                 KeyedBox::Unfinished => {}
                 KeyedBox::Absent => {
@@ -117,7 +145,7 @@ impl Service {
                         started.map(watch).transpose()
                     };
                     if let Some(status) = self.create_on_thread(boots, start).await? {
-                        return Ok(Created { status, existed: false });
+                        return Ok(Created::new(status, Warm::Off));
                     }
                 }
             }

@@ -16,7 +16,7 @@ use tare_kernel::template::native;
 use tokio::task::AbortHandle;
 
 use crate::admission::Admitted;
-use crate::work::pool::shape::{Interpreter, Shape};
+use crate::work::pool::shape::{Interpreter, Life, Shape};
 use crate::work::pool::template::Template;
 use crate::work::request::run::Warm;
 
@@ -97,7 +97,10 @@ impl Waiting {
     ) -> Result<Self, Error> {
         let prepared = match &template {
             Some(template) => template.make_box(&maker.engine, shape)?,
-            None => maker.engine.warm(&shape.spec, shape.stdin, shape.pool.as_str())?,
+            None => match shape.life {
+                Life::Run(stdin) => maker.engine.warm(&shape.spec, stdin, shape.pool.as_str())?,
+                Life::Detached => maker.engine.warm_detached(&shape.spec, shape.pool.as_str())?,
+            },
         };
         let Some(Interpreter { command, env, .. }) = &shape.interpreter else {
             return Ok(Self::Box(Box::new(prepared)));

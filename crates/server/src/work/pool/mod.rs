@@ -25,8 +25,8 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use tare_engine::spec::Spec;
-use tare_engine::{Error, Gauge, Level, Session, reason};
+use tare_engine::spec::{Spec, Tenant};
+use tare_engine::{DetachOptions, Engine, Error, Gauge, Level, Prepared, Session, Started, reason};
 use tokio::sync::Notify;
 
 use crate::admission::Admitted;
@@ -76,6 +76,14 @@ struct Makers {
     open: Mutex<Option<PipeWriter>>,
 }
 
+/// A box that was taken from its shelf, for a request for a detached box.
+#[derive(Debug)]
+pub struct TakenBox {
+    shelf: u64,
+    prepared: Box<Prepared>,
+    admitted: Admitted,
+}
+
 /// Starts the metrics of every pool at 0, for everything that a request can get from it.
 pub fn count_from_zero(metrics: &PoolMetrics) {
     for pool in PoolName::ALL {
@@ -95,11 +103,63 @@ impl Service {
     /// `None` if there is none: the next request may find one.
     pub async fn claim(&self, shape: Shape, spec: &Spec) -> Option<(Claimed, Warm)> {
         let pool = shape.pool;
+        let (number, member) = self.take_member(shape, &spec.tenant);
+        let claimed = match (member, number) {
+            (Some(member), _) => self.claim_member(member, spec.clone()).await,
+            (None, Some(number)) => self.claim_clone(number, spec.clone()).await,
+            (None, None) => None,
+        };
+        self.count_claim(pool, number, claimed.as_ref().map(|(_, kind)| *kind));
+        claimed
+    }
+
+    /// Takes a box that waits for a request for a detached box. The caller claims it at once.
+    pub fn take_detached(&self, spec: &Spec, options: &DetachOptions) -> Option<TakenBox> {
+        let shape = Shape::of_detached(spec, options, &self.config())?;
+        match self.take_member(shape, &spec.tenant) {
+            (Some(shelf), Some(Member { waiting: Waiting::Box(prepared), admitted, .. })) => {
+                Some(TakenBox { shelf, prepared, admitted })
+            }
+            (_, _) => {
+                self.metrics.pools.miss(PoolName::Box.as_str());
+                None
+            }
+        }
+    }
+
+    /// Claims a box for a request for a detached box, and starts its command. `None` if that failed: then
+    /// nothing of the box is left. `watch` gets the detached box, even if the client is gone by then.
+    pub async fn claim_detached<T: Send + 'static>(
+        &self,
+        TakenBox { shelf, prepared, admitted }: TakenBox,
+        (spec, options): (Spec, DetachOptions),
+        watch: impl FnOnce(Started) -> Result<T, Error> + Send + 'static,
+    ) -> Result<Option<T>, ServiceError> {
+        let claim = move |engine: &Engine| {
+            let started = engine.claim_detached(*prepared, &spec, &options);
+            drop(admitted);
+            started.ok().map(watch).transpose()
+        };
+        let service = self.clone();
+        // A task of its own: a box that was taken must not be dropped with its request.
+        let claiming = tokio::spawn(async move {
+            let claimed = service.call_in_share(&service.shares.creating, claim).await;
+            service.refill_pools();
+            let kind = matches!(claimed, Ok(Some(_))).then_some(Warm::Box);
+            service.count_claim(PoolName::Box, Some(shelf), kind);
+            claimed
+        });
+        claiming.await.map_err(ServiceError::internal)?
+    }
+
+    /// Takes a waiting box of this shape. If the shape is new, it gets a shelf. Returns the number of the
+    /// shelf.
+    fn take_member(&self, shape: Shape, tenant: &Tenant) -> (Option<u64>, Option<Member>) {
         let (number, member, is_last, replaced) = {
             let mut shelves = locked(&self.pools.shelves);
             let is_known = shelves.find(&shape).is_some();
             let replaced =
-                if is_known { VecDeque::new() } else { shelves.add(shape.clone(), &spec.tenant) };
+                if is_known { VecDeque::new() } else { shelves.add(shape.clone(), tenant) };
             match shelves.find(&shape) {
                 Some(shelf) => {
                     shelf.used = Instant::now();
@@ -117,19 +177,18 @@ impl Service {
             self.refill_pools();
         }
         self.count_pools();
-        let claimed = match (member, number) {
-            (Some(member), _) => self.claim_member(member, spec.clone()).await,
-            (None, Some(number)) => self.claim_clone(number, spec.clone()).await,
-            (None, None) => None,
-        };
-        match &claimed {
-            Some((_, kind)) => {
-                self.count_success(number);
-                self.metrics.pools.claim(pool.as_str(), kind.as_str());
-            }
-            None => self.metrics.pools.miss(pool.as_str()),
+        (number, member)
+    }
+
+    /// Counts a request for a box of a pool, and what it got.
+    fn count_claim(&self, pool: PoolName, number: Option<u64>, kind: Option<Warm>) {
+        let Some(kind) = kind else { return self.metrics.pools.miss(pool.as_str()) };
+        let mut shelves = locked(&self.pools.shelves);
+        if let Some(shelf) = number.and_then(|number| shelves.by_number(number)) {
+            (shelf.failures, shelf.retry_at) = (0, None);
         }
-        claimed
+        drop(shelves);
+        self.metrics.pools.claim(pool.as_str(), kind.as_str());
     }
 
     async fn claim_member(&self, mut member: Member, spec: Spec) -> Option<(Claimed, Warm)> {
@@ -518,13 +577,6 @@ impl Service {
         let Some(shelf) = shelves.by_number(number).filter(|_| !is_closed) else { return false };
         shelf.failures += 1;
         shelf.failures == 1
-    }
-
-    fn count_success(&self, number: Option<u64>) {
-        let mut shelves = locked(&self.pools.shelves);
-        if let Some(shelf) = number.and_then(|number| shelves.by_number(number)) {
-            (shelf.failures, shelf.retry_at) = (0, None);
-        }
     }
 
     /// Returns how often boxes of this shelf failed since a request got one. A server that stops

@@ -5,9 +5,9 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use tare_engine::Stdin;
 use tare_engine::spec::command::Variable;
 use tare_engine::spec::{Isolation, Limits, Network, Privilege, Spec, Tenant, Terminal, Volume};
+use tare_engine::{DetachOptions, Stdin};
 
 use crate::config::pool::{PoolConfig, PoolStart, PoolsConfig};
 use crate::config::{Config, Key};
@@ -67,9 +67,17 @@ pub struct Shape {
     pub pool: PoolName,
     /// Without what only the request decides.
     pub spec: Spec,
-    /// Of the box's own command.
-    pub stdin: Stdin,
+    pub life: Life,
     pub interpreter: Option<Interpreter>,
+}
+
+/// How long a box lives after a request has claimed it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Life {
+    /// As long as the request. Its own command has this input.
+    Run(Stdin),
+    /// It outlives the server.
+    Detached,
 }
 
 /// An interpreter that waits in a box.
@@ -109,18 +117,8 @@ impl Shape {
     pub fn of<T>(request: &RunRequest<T>, config: &Config) -> Option<Self> {
         let pools = &config.pool;
         let is_off = PoolName::ALL.iter().all(|pool| pool.config(pools).warm == 0);
-        // A machine is made for its request.
-        let is_unwanted = request.wish == WarmWish::Off || request.spec.machine.is_some();
-        if is_off || is_unwanted || request.spec.terminal != Terminal::Pipes {
-            return None;
-        }
-        // A waiting box would hold a directory that its key may lose. Every key has the packages.
-        let packages = [config.boxes.programs(), config.librechat.boxes.programs()];
-        let are_packages = |volume: &Volume| {
-            let is_their_source = packages.iter().any(|it| it.packages == Some(&volume.host));
-            is_their_source && volume.target == Path::new(PACKAGES)
-        };
-        if !request.spec.volumes.iter().all(are_packages) {
+        let is_unwanted = request.wish == WarmWish::Off;
+        if is_off || is_unwanted || !can_wait(&request.spec, config) {
             return None;
         }
         let spec = Spec {
@@ -130,16 +128,35 @@ impl Shape {
             timeout: None,
             ..request.spec.clone()
         };
+        let life = Life::Run(Stdin::Empty);
         if let Some(code) = &request.code
             && let Some((pool, interpreter)) = Interpreter::of(code, pools, how(request, config))
             && !code.own_env(&request.exec.env).any(|(key, _)| decides_the_start(key))
         {
             let interpreter = Some(interpreter);
-            return Some(Self { pool, spec, stdin: Stdin::Empty, interpreter });
+            return Some(Self { pool, spec, life, interpreter });
         }
-        let stdin = if request.is_box_command() { request.stdin() } else { Stdin::Empty };
+        let life = if request.is_box_command() { Life::Run(request.stdin()) } else { life };
         let is_wanted = pools.boxes.warm > 0 && request.wish == WarmWish::Any;
-        is_wanted.then_some(Self { pool: PoolName::Box, spec, stdin, interpreter: None })
+        is_wanted.then_some(Self { pool: PoolName::Box, spec, life, interpreter: None })
+    }
+
+    /// Returns the box that a request for a detached box can use.
+    pub fn of_detached(spec: &Spec, options: &DetachOptions, config: &Config) -> Option<Self> {
+        if config.pool.boxes.warm == 0 || !options.can_wait() || !can_wait(spec, config) {
+            return None;
+        }
+        let spec = Spec {
+            command: Vec::new(),
+            tenant: Tenant::default(),
+            name: None,
+            labels: Default::default(),
+            env: Vec::new(),
+            workdir: None,
+            timeout: None,
+            ..spec.clone()
+        };
+        Some(Self { pool: PoolName::Box, spec, life: Life::Detached, interpreter: None })
     }
 
     /// Returns whether requests can want this box with these pools.
@@ -193,6 +210,20 @@ impl Interpreter {
         let one = |name: &&str| (OsString::from(name), OsString::from("1"));
         self.env.iter().cloned().chain(TEMPLATE_ENV.iter().map(one)).collect()
     }
+}
+
+/// Returns whether a box of this spec can be made before its request.
+fn can_wait(spec: &Spec, config: &Config) -> bool {
+    // A waiting box would hold a directory that its key may lose. Every key has the packages.
+    let packages = [config.boxes.programs(), config.librechat.boxes.programs()];
+    let are_packages = |volume: &Volume| {
+        let is_their_source = packages.iter().any(|it| it.packages == Some(&volume.host));
+        is_their_source && volume.target == Path::new(PACKAGES)
+    };
+    // A machine is made for its request.
+    spec.machine.is_none()
+        && spec.terminal == Terminal::Pipes
+        && spec.volumes.iter().all(are_packages)
 }
 
 /// The least `[limits] boxes` with which a server makes a template that the operator has not asked

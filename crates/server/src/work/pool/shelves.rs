@@ -298,11 +298,12 @@ mod tests {
     use tare_engine::spec::{Name, Spec};
 
     use super::*;
+    use crate::work::pool::shape::Life;
 
     fn shape(nofile: u32) -> Shape {
         let mut spec = Spec::of(Vec::new());
         spec.limits.nofile = nofile;
-        Shape { pool: PoolName::Box, spec, stdin: Stdin::Empty, interpreter: None }
+        Shape { pool: PoolName::Box, spec, life: Life::Run(Stdin::Empty), interpreter: None }
     }
 
     fn tenant(name: &str) -> Tenant {
