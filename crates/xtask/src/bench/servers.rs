@@ -2,7 +2,7 @@
 //! starts bubblewrap for each request. Dropping a server ends it.
 
 use super::answer::FASTAPI;
-use super::launch::bwrap;
+use super::launch::{Launch, bwrap};
 use super::load::{Call, Contender};
 use super::setup::{Setup, tare, until};
 use crate::failure::{Context, Failure};
@@ -32,6 +32,8 @@ pub struct Server {
     port: u16,
     /// The state root of a tare.
     pub state_root: PathBuf,
+    /// Removes the boxes that outlive a tare, such as those of sessions.
+    remove_boxes: Option<Launch>,
 }
 
 /// A request and its expected output: a server that fails quickly must not look fast.
@@ -62,11 +64,13 @@ impl Server {
         fs::write(&file, text + settings).context(|| format!("cannot write {}", file.display()))?;
         let file = file.to_string_lossy().into_owned();
         let state_root = directory.join(format!("{name}-state"));
-        let (binary, root) = (binary.to_owned(), state_root.clone());
-        Self::start(setup, name, state_root, move |port| {
+        let root = state_root.clone();
+        let mut server = Self::start(setup, name, state_root, |port| {
             let address = format!("127.0.0.1:{port}");
-            tare(&binary, &root, &["serve", "--listen", &address, "--config", &file]).command()
-        })
+            tare(binary, &root, &["serve", "--listen", &address, "--config", &file]).command()
+        })?;
+        server.remove_boxes = Some(tare(binary, &root, &["rm", "-f", "--all"]));
+        Ok(server)
     }
 
     pub fn fastapi(setup: &Setup, packages: Option<&Path>) -> Result<Self, Failure> {
@@ -101,7 +105,7 @@ impl Server {
             .stderr(file)
             .spawn()
             .context(doing)?;
-        let mut server = Self { child, port, state_root };
+        let mut server = Self { child, port, state_root, remove_boxes: None };
         let mut has_ended = false;
         until(&format!("{name} listens"), || {
             has_ended = server.child.try_wait().is_ok_and(|it| it.is_some());
@@ -151,6 +155,10 @@ impl Drop for Server {
         // A server that has ended already must be reaped too.
         kill_process(Pid::from_child(&self.child), Signal::TERM).ok();
         self.child.wait().ok();
+        if let Some(remove) = &self.remove_boxes {
+            // If it fails, the lane names what is left.
+            remove.output().ok();
+        }
     }
 }
 
