@@ -76,7 +76,10 @@ pub struct RunBody {
     /// The encoding of the output.
     #[serde(default)]
     pub encoding: Encoding,
-    /// Whether the run may use a box that was made ahead. By default it uses what waits.
+    /// What the run may use that was made ahead: `any`, the default, a `clone` of an interpreter, an
+    /// interpreter that was started in its box (`fresh`), or nothing (`off`). This is a wish: `warm` of
+    /// the result says what the run got. A wish for a `clone` is answered with `fresh` if the server
+    /// makes no clones, and with `off` if nothing suitable waits.
     #[serde(default)]
     pub warm: WarmWish,
     /// Whether the result has a receipt: what the box had held, and when tare saw each object gone.
@@ -105,8 +108,8 @@ pub struct RunResult {
     pub oom: bool,
     /// What ran the box.
     pub driver: Driver,
-    /// What was made before the request: a box with an interpreter (`fresh`), a `box`, or nothing
-    /// (`off`).
+    /// What was made before the request: a box with a copy of an interpreter (`clone`), or with an
+    /// interpreter of its own (`fresh`), a `box`, or nothing (`off`).
     pub warm: Warm,
     pub files: Vec<FileReturned>,
     /// Requested files that are too large.

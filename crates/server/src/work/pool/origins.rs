@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use tare_engine::spec::{Root, Spec};
 
 /// Directories of a root in which package managers replace entries.
-const PROGRAMS: [&str; 2] = ["usr/bin", "usr/lib/python3/dist-packages"];
+const PROGRAMS: [&str; 3] = ["usr/bin", "usr/local/bin", "usr/lib/python3/dist-packages"];
 /// Directories of a root whose `python3.*` have packages.
 const LIBRARIES: [&str; 2] = ["usr/lib", "usr/local/lib"];
 
@@ -73,11 +73,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_package_a_changed_module_and_another_root_are_noticed() {
+    fn a_new_package_a_changed_module_another_program_and_another_root_are_noticed() {
         let directory = std::env::temp_dir().join(format!("tare-origins-{}", std::process::id()));
         let (packages, root) = (directory.join("packages"), directory.join("root"));
         let site = root.join("usr/local/lib/python3.11/site-packages");
-        for made in [packages.join("python/kept"), site.clone()] {
+        let programs = root.join("usr/local/bin");
+        for made in [packages.join("python/kept"), site.clone(), programs.clone()] {
             fs::create_dir_all(made).expect("a directory");
         }
         let long_ago = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1);
@@ -91,10 +92,11 @@ mod tests {
         spec.root = Root::Directory(root.clone());
         let target = "/opt/packages".into();
         spec.volumes.push(Volume { host: packages.clone(), target, access: Access::ReadOnly });
-        let changes: [&dyn Fn(); 4] = [
+        let changes: [&dyn Fn(); 5] = [
             &|| fs::create_dir(packages.join("python/new")).expect("a package"),
             &|| fs::write(&module, "2").expect("a file"),
             &|| fs::create_dir(site.join("new")).expect("a package"),
+            &|| fs::write(programs.join("python3"), "").expect("a program"),
             &|| {
                 fs::rename(&root, directory.join("old")).expect("another name");
                 fs::create_dir_all(&site).expect("another root");

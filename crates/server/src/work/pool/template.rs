@@ -125,9 +125,7 @@ impl TemplateBox {
     /// Starts the interpreter of a template, and waits until it is ready.
     pub fn make(maker: &Maker, shape: &Shape, mut admitted: Admitted) -> Result<Self, Error> {
         let of = shape.of_template();
-        let Some(interpreter) = &of.interpreter else {
-            return Err(Error::failed("a template without an interpreter"));
-        };
+        let interpreter = of.interpreter.as_ref().expect("only shapes with one have templates");
         let origins = Origins::look(&of.spec, &interpreter.preload);
         let pool = format!("{}-template", of.pool.as_str());
         let mut session = maker.engine.template(&of.spec, &pool)?.go_without_command()?;

@@ -40,9 +40,9 @@ pub enum WarmWish {
     /// Whatever waits.
     #[default]
     Any,
-    /// A copy of an interpreter that has started.
+    /// A copy of an interpreter that has started. If the server makes no copies, as `fresh`.
     Clone,
-    /// An interpreter that was started ahead, and that no other run uses.
+    /// An interpreter that was started in its box, and of which there is no copy.
     Fresh,
     /// Nothing that was made before the request.
     Off,
