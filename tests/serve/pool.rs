@@ -7,10 +7,11 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tare_harness::skip::has_program;
 use tare_harness::{
-    Answer, Output, Server, Tare, TemporaryDirectory, eventually, eventually_within, fixture, skip,
-    tare,
+    Answer, Output, Server, Tare, TemporaryDirectory, box_processes, eventually, eventually_within,
+    fixture, skip, tare,
 };
 
+use crate::serve::clones::packages_with;
 use crate::serve::configured;
 use crate::serve::operating::value;
 use crate::serve::quotas::sha256;
@@ -378,6 +379,50 @@ fn boxes_that_wait_make_room_for_requests() {
     let id = made["id"].as_str().expect("an id");
     server.delete(&format!("/v1/boxes/{id}?force=true")).was(204);
     server.stop();
+}
+
+#[test]
+fn the_least_recently_used_box_that_waits_makes_room_for_a_request() {
+    let tare = tare!();
+    let server = Server::start_configured(&tare, &format!("{BOXES}[limits]\nboxes = 4\n"));
+    let first = until_waiting(&tare, 2);
+    server.post("/v1/run", &of_kind(99)).was(200);
+    let all = until_waiting(&tare, 4);
+    let off = json!({ "command": ["true"], "warm": "off" });
+    assert_eq!(server.post("/v1/run", &off).was(200).json()["warm"], "off");
+    let left: Vec<String> = waiting(&tare).into_iter().map(|(id, _)| id).collect();
+    let gone: Vec<&String> = all.iter().filter(|id| !left.contains(id)).collect();
+    // Lists have the oldest box first.
+    assert_eq!(gone, [&first[0]], "{all:?}");
+    server.stop();
+}
+
+/// Every thread that makes boxes ahead waits for a module whose import does not end.
+#[test]
+fn calls_and_the_ends_of_their_boxes_never_wait_for_boxes_that_are_made_ahead() {
+    if !has_program("python3") {
+        skip!("there is no python3");
+    }
+    let tare = tare!();
+    let packages = TemporaryDirectory::new();
+    packages_with(&packages, "import time\ntime.sleep(1000)");
+    let python = "[pool.python]\nwarm = 32\nfresh = true\npreload = ['mine']\n";
+    let boxes = format!("[boxes]\npackages = '{}'\n", packages.text());
+    let server = Server::start_configured(&tare, &format!("{BOXES}{python}{boxes}"));
+    until_waiting(&tare, 2);
+    assert_eq!(python_call(&server, "print(1)")["warm"], "off");
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).div_ceil(2);
+    eventually("all threads wait for an import", || {
+        box_processes().iter().filter(|it| it.name.starts_with("python")).count() == threads
+    });
+    let run = || server.post("/v1/run", &json!({ "command": ["true"] })).was(200).json();
+    let got: Vec<Value> = (0..4).map(|_| run()["warm"].clone()).collect();
+    assert_eq!(got, ["box", "box", "off", "off"]);
+    assert_eq!(python_call(&server, "print(1)")["stdout"], "1\n");
+    let records = tare.footprint().records;
+    assert_eq!(records.len(), threads, "only boxes that are being made are left: {records:?}");
+    server.stop().ok();
+    tare.call(["audit"]).ok();
 }
 
 /// Everything about itself that a program can see and that is the same in each box.

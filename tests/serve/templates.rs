@@ -27,7 +27,10 @@ fn without_configuration_a_server_with_few_boxes_has_no_template() {
         assert_eq!(server.post("/v1/run", &code("print(1)")).was(200).json()["warm"], "off");
     }
     assert_eq!(waiting(&tare), []);
-    server.stop();
+    let log = server.stop().ok().stderr_text();
+    let said: Vec<&str> = log.lines().filter(|line| line.contains("pool_")).collect();
+    let is_said = |line: &str| line.contains("pool_off") && line.contains("[limits] boxes is 2");
+    assert!(said.len() == 1 && is_said(said[0]), "{log}");
 }
 
 /// Boxes with other limits are copies of the same template.
@@ -368,7 +371,8 @@ fn a_clone_with_little_memory_does_not_take_its_template_along() {
 fn a_template_and_a_server_that_are_killed_under_load_leave_no_process() {
     needs_clones!();
     let tare = tare!();
-    for round in 0..10 {
+    let rounds = if std::env::var_os("TARE_LONG").is_some() { 40 } else { 10 };
+    for round in 0..rounds {
         let server = Server::start_configured(&tare, "[pool.python]\nwarm = 4\n");
         in_clone(&server, &code("print(1)"));
         let template = templates(&tare).remove(0);
@@ -378,7 +382,7 @@ fn a_template_and_a_server_that_are_killed_under_load_leave_no_process() {
         let call = || server.send("POST", "/v1/run", &headers, body.as_bytes());
         let mut calls: Vec<_> = (0..12).map(|_| call()).collect();
         // Another number of calls is under way in each round.
-        for answered in &mut calls[..round] {
+        for answered in &mut calls[..round % 10] {
             answered.read_to_end(&mut Vec::new()).expect("an answer");
         }
         let is_python = |it: &&Process| it.name.starts_with("python");

@@ -123,8 +123,8 @@ impl Service {
         let config = self.config();
         loop {
             match self.admission.admit(&config, caller, need).await {
-                // Boxes that wait in pools make room.
-                Err(error) if error.code == PRESSURE && self.give_back().await => {}
+                // Boxes that wait in pools make room, one after another.
+                Err(error) if error.code == PRESSURE && self.give_back(1).await => {}
                 admitted => return admitted,
             }
         }

@@ -96,7 +96,11 @@ pub fn count_from_zero(metrics: &PoolMetrics) {
 impl Service {
     /// Returns the kind of box in a pool that a request can use, if there is one.
     pub fn shape_for<T>(&self, request: &RunRequest<T>) -> Option<Shape> {
-        Shape::of(request, &self.config())
+        let config = self.config();
+        if let Some(why) = shape::missing_room_for(request, &config) {
+            self.note_failure(PoolName::Python, &why);
+        }
+        Shape::of(request, &config)
     }
 
     /// Claims a box that waits, or that a template makes now, and starts its command if it has one.
@@ -259,13 +263,13 @@ impl Service {
         self.pools.changed.notify_one();
     }
 
-    /// Ends all boxes that wait, because a request needs their room. If there are none, ends the
-    /// templates that have no clones. Returns whether it ended anything.
-    pub async fn give_back(&self) -> bool {
+    /// Ends boxes that wait, this many at most, because their room is needed. If there are none, ends
+    /// the templates that have no clones. Returns whether it ended anything.
+    pub async fn give_back(&self, most: usize) -> bool {
         let (members, templates) = {
             let mut shelves = locked(&self.pools.shelves);
             shelves.relief_until = Some(Instant::now() + RELIEF);
-            let members = shelves.empty();
+            let members = shelves.take_least_wanted(most);
             let templates = if members.is_empty() { shelves.take_templates() } else { Vec::new() };
             (members, templates)
         };
@@ -327,7 +331,11 @@ impl Service {
                 shelves.all.iter_mut().for_each(|shelf| shelf.source = Source::Started);
                 let making: usize = shelves.all.iter().map(|shelf| shelf.making).sum();
                 let making = making + shelves.cloning;
-                (shelves.empty(), std::mem::take(&mut shelves.templates), making)
+                (
+                    shelves.take_least_wanted(usize::MAX),
+                    std::mem::take(&mut shelves.templates),
+                    making,
+                )
             };
             self.end_members(members, Why::Unwanted).await;
             // No run is left. A template that does not answer delays the threads that wait for it.
@@ -377,7 +385,7 @@ impl Service {
         let unused = locked(&self.pools.shelves).take_unused_templates();
         self.end_templates(unused).await;
         if self.is_under_pressure() {
-            self.give_back().await;
+            self.give_back(usize::MAX).await;
             return;
         }
         let most = processors().div_ceil(2);

@@ -230,6 +230,22 @@ fn can_wait(spec: &Spec, config: &Config) -> bool {
 /// for. A template counts as a box.
 const BOXES_MIN: usize = 8;
 
+/// Returns why a server has no room for a template that the operator has not asked for.
+fn missing_room(config: &Config) -> Option<String> {
+    let boxes = config.limits.boxes;
+    let is_missing = !config.pool.python.is_asked && boxes < BOXES_MIN;
+    is_missing.then(|| {
+        format!("[limits] boxes is {boxes}: with less than {BOXES_MIN}, all are left to requests")
+    })
+}
+
+/// Returns why a request for Python gets no interpreter that waits, if the reason is the room.
+pub fn missing_room_for<T>(request: &RunRequest<T>, config: &Config) -> Option<String> {
+    let is_python = request.code.as_ref().is_some_and(|code| code.language == "python");
+    let is_clone_wanted = matches!(request.wish, WarmWish::Any | WarmWish::Clone);
+    missing_room(config).filter(|_| is_python && is_clone_wanted)
+}
+
 /// How a request may get an interpreter that waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum How {
@@ -246,7 +262,7 @@ fn how<T>(request: &RunRequest<T>, config: &Config) -> How {
     let can_be_cloned = spec.isolation == Isolation::Full
         && spec.network == Network::None
         && spec.privilege == Privilege::Unprivileged;
-    let has_room = config.pool.python.is_asked || config.limits.boxes >= BOXES_MIN;
+    let has_room = missing_room(config).is_none();
     match can_be_cloned {
         _ if request.wish == WarmWish::Fresh || config.keys.iter().any(is_fresh) => How::Fresh,
         true if has_room => How::Clone,

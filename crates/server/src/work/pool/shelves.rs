@@ -191,9 +191,17 @@ impl Shelves {
         is_prompt.then_some(chosen)
     }
 
-    /// Takes all boxes that wait.
-    pub fn empty(&mut self) -> Vec<Member> {
-        self.all.iter_mut().flat_map(|shelf| shelf.waiting.drain(..)).collect()
+    /// Takes boxes that wait, this many at most: first those of the least recently used shelf, and of
+    /// a shelf first those that have waited longest, so that an old template soon has no clones.
+    pub fn take_least_wanted(&mut self, most: usize) -> Vec<Member> {
+        let mut shelves: Vec<&mut Shelf> = self.all.iter_mut().collect();
+        shelves.sort_by_key(|shelf| shelf.used);
+        let mut taken = Vec::new();
+        for shelf in shelves {
+            let count = shelf.waiting.len().min(most - taken.len());
+            taken.extend(shelf.waiting.drain(..count));
+        }
+        taken
     }
 
     /// Takes boxes that have died, and those that no request wanted for long.
