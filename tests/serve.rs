@@ -4,6 +4,7 @@ mod abuse;
 mod bodies;
 mod boxes;
 mod causes;
+mod claims;
 #[macro_use]
 mod clones;
 mod connections;
