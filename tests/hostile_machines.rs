@@ -14,7 +14,7 @@ use crate::kernels::package;
 const MONITOR: &str = include_str!("probes/hostile_monitor.py");
 const RUN: [&str; 5] = ["run", "--driver", "vm", "--accel", "tcg"];
 /// What a keeper may use, whatever its machine sends.
-const KEEPER_KIB_MAX: u64 = 64 << 10;
+pub const KEEPER_KIB_MAX: u64 = 64 << 10;
 /// How long any of these boxes may take, on a loaded host.
 const WITHIN: Duration = Duration::from_secs(45);
 
@@ -42,7 +42,7 @@ macro_rules! liars {
 impl Liars {
     /// `tare ARGS` with a monitor that does this.
     fn command(&self, lie: &str, args: &[&str]) -> Command {
-        // The shell answers at once: tare waits three seconds for the version of a monitor.
+        // The shell answers sooner than Python would.
         let script = format!(
             "#!/bin/sh\ncase $1 in --version) echo QEMU emulator version 9.0.0; exit;; \
              -accel) echo tcg; exit;; esac\nexec /usr/bin/python3 -c \"$(cat <<'END'\n\
@@ -79,7 +79,7 @@ impl Liars {
 }
 
 /// The largest memory that a process ever had.
-fn peak_kib(pid: u32) -> u64 {
+pub fn peak_kib(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("it has memory");
     peak.trim().trim_end_matches(" kB").parse().expect("a number")

@@ -1,14 +1,16 @@
 //! The oldest supported kernel, Debian 12's Linux 6.1, with both cgroup layouts: the claims in
-//! `vm/checks.sh` hold there.
+//! `vm/checks.sh` hold there, and those in `vm/kvm.sh` where it has KVM.
 
 use std::io::Write;
 
 use tare_harness::{skip, tare};
 
+use crate::machines::machines;
 use crate::vm::{Console, Layout, Machine};
 
 /// Fewer, and the script lost some.
 const CHECKS_MIN: usize = 28;
+const CHECKS_WITH_KVM: usize = 3;
 
 #[test]
 fn every_check_holds_on_linux_6_1_with_cgroup_v2_alone() {
@@ -17,7 +19,7 @@ fn every_check_holds_on_linux_6_1_with_cgroup_v2_alone() {
         Err(why) => skip!("{why}"),
     };
     let tare = tare!();
-    all_hold(&machine.run(tare.program(), Layout::Pure));
+    all_hold(&machine.run(tare.program(), Layout::Pure), CHECKS_MIN);
 }
 
 #[test]
@@ -27,18 +29,28 @@ fn every_check_holds_on_linux_6_1_with_controllers_on_cgroup_v1() {
         Err(why) => skip!("{why}"),
     };
     let tare = tare!();
-    all_hold(&machine.run(tare.program(), Layout::Hybrid));
+    all_hold(&machine.run(tare.program(), Layout::Hybrid), CHECKS_MIN);
+}
+
+#[test]
+fn machines_run_with_kvm_as_root_and_without_root() {
+    let machines = machines!();
+    let machine = match Machine::with_kvm(&machines.kernels()) {
+        Ok(machine) => machine,
+        Err(why) => skip!("{why}"),
+    };
+    all_hold(&machine.run(machines.tare.program(), Layout::Pure), CHECKS_WITH_KVM);
 }
 
 /// Each check is shown, also where the test's output is captured.
 #[track_caller]
-fn all_hold(console: &Console) {
+fn all_hold(console: &Console, checks_min: usize) {
     std::io::stderr()
         .write_all(console.report().as_bytes())
         .expect("standard error can be written");
     assert_eq!(console.failed(), 0, "checks failed:\n{}", console.text());
     assert!(
-        console.is_complete() && console.passed() >= CHECKS_MIN,
+        console.is_complete() && console.passed() >= checks_min,
         "the checks did not come to their end:\n{}",
         console.text()
     );

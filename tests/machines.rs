@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -31,6 +31,11 @@ impl Machines {
         let unpacked = unpacked.to_str().expect("the path is ASCII");
         machines.call(&["vm", "kernel", "use", unpacked]).ok();
         machines
+    }
+
+    /// The directory of the kernels.
+    pub fn kernels(&self) -> PathBuf {
+        self.directory.join("vm")
     }
 
     pub fn command(&self, args: &[&str]) -> Command {
@@ -58,7 +63,7 @@ impl Machines {
     }
 
     /// The monitor of a box.
-    fn monitor(&self, id: &str) -> i32 {
+    pub fn monitor(&self, id: &str) -> i32 {
         let processes = self.tare.processes_in(id);
         let is_monitor = |pid: &u32| {
             let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -206,10 +211,13 @@ impl Machines {
         let monitor = self.monitor(id);
         let of_monitor = |name: &str| Path::new("/proc").join(monitor.to_string()).join(name);
         let status = fs::read_to_string(of_monitor("status"))?;
-        for line in ["CapPrm:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1"] {
-            assert!(status.contains(line), "{status}");
+        for name in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+            assert!(status.contains(&format!("{name}:\t0000000000000000")), "{status}");
         }
-        assert!(status.contains("Seccomp:\t2"), "{status}");
+        assert!(status.contains("NoNewPrivs:\t1") && status.contains("Seccomp:\t2"), "{status}");
+        assert!(!status.contains("Uid:\t0\t"), "{status}");
+        let cgroups = fs::read_to_string(of_monitor("cgroup"))?;
+        assert!(cgroups.contains(id), "{cgroups}");
         for namespace in ["pid", "mnt", "net", "user", "ipc", "uts", "cgroup"] {
             let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/{namespace}"));
             assert_ne!(of(&monitor.to_string())?, of("self")?, "{namespace}");
@@ -222,8 +230,17 @@ impl Machines {
         for hidden in ["proc", "sys", "dev", "tmp", "work", "machine"] {
             assert!(!seen.contains(&hidden.into()), "{seen:?}");
         }
-        let descriptors = fs::read_dir(of_monitor("fd"))?.count();
-        assert!(descriptors <= 64, "{descriptors}");
+        let descriptors = fs::read_dir(of_monitor("fd"))?.map(|it| fs::read_link(it?.path()));
+        let descriptors: Vec<PathBuf> = descriptors.collect::<io::Result<_>>()?;
+        assert!(descriptors.len() <= 64, "{descriptors:?}");
+        let is_device =
+            |path: &&PathBuf| path.starts_with("/dev") && *path != Path::new("/dev/null");
+        assert_eq!(descriptors.iter().find(is_device), None, "{descriptors:?}");
+        // No network but loopback, and no socket in it.
+        for (table, lines) in [("net/tcp", 1), ("net/tcp6", 1), ("net/udp", 1), ("net/dev", 3)] {
+            let found = fs::read_to_string(of_monitor(table))?;
+            assert_eq!(found.lines().count(), lines, "{found}");
+        }
         Ok(())
     }
 }

@@ -5,6 +5,9 @@
 //! files: a kernel of Debian 12 that `./check` unpacks to `target/vm-cache` (`TARE_VM_KERNEL` names
 //! another unpacked package), and an archive made here. It is a child of the test and ends with the
 //! value that waits for it. If that value is lost, the machine shuts itself down.
+//!
+//! A machine can have KVM, because QEMU also emulates AMD's virtualisation. It boots Debian's generic
+//! kernel of `target/kernel-package`, and sees the programs of this host.
 
 mod archive;
 
@@ -24,6 +27,24 @@ use archive::Archive;
 const QEMU: &str = "qemu-system-x86_64";
 /// Drivers that Debian builds as modules.
 const MODULES: [&str; 2] = ["fs/overlayfs/overlay.ko", "drivers/block/loop.ko"];
+/// Those of the generic kernel, each after those that it needs: files of the host, then KVM.
+const MODULES_WITH_KVM: [&str; 15] = [
+    "drivers/virtio/virtio_ring.ko",
+    "drivers/virtio/virtio.ko",
+    "drivers/virtio/virtio_pci_legacy_dev.ko",
+    "drivers/virtio/virtio_pci_modern_dev.ko",
+    "drivers/virtio/virtio_pci.ko",
+    "fs/netfs/netfs.ko",
+    "fs/fscache/fscache.ko",
+    "net/9p/9pnet.ko",
+    "net/9p/9pnet_virtio.ko",
+    "fs/9p/9p.ko",
+    "fs/overlayfs/overlay.ko",
+    "drivers/crypto/ccp/ccp.ko",
+    "virt/lib/irqbypass.ko",
+    "arch/x86/kvm/kvm.ko",
+    "arch/x86/kvm/kvm-amd.ko",
+];
 /// Several times what it takes on a loaded machine with two cores.
 const ENDS_WITHIN: Duration = Duration::from_secs(240);
 
@@ -42,6 +63,12 @@ pub struct Machine {
     kernel: PathBuf,
     modules: Vec<PathBuf>,
     busybox: PathBuf,
+    /// What it checks.
+    checks: &'static str,
+    memory_mib: u32,
+    processor: &'static str,
+    /// The directories of this host that it can mount, by name.
+    shares: Vec<(&'static str, PathBuf)>,
 }
 
 /// The console output of a machine.
@@ -54,18 +81,33 @@ impl Machine {
         if !has_program(QEMU) {
             return Err(format!("no {QEMU} here"));
         }
-        let busybox = fixture::static_busybox().ok_or("no static busybox here")?;
-        let cache = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/vm-cache");
+        let cache = target("vm-cache");
         let package = std::env::var_os("TARE_VM_KERNEL").map_or(cache, PathBuf::from);
-        let missing =
-            |what: &str| format!("no {what} in {}: ./check fetches it", package.display());
-        let kernel = entry(&package.join("boot"), "vmlinuz-").ok_or(missing("kernel"))?;
-        let drivers = entry(&package.join("lib/modules"), "").ok_or(missing("modules"))?;
-        let modules = MODULES.map(|name| drivers.join("kernel").join(name));
-        match modules.iter().find(|module| !module.exists()) {
-            Some(module) => Err(missing(&module.to_string_lossy())),
-            None => Ok(Self { kernel, modules: modules.into(), busybox: busybox.to_owned() }),
-        }
+        let (kernel, modules) = parts(&package, &MODULES)?;
+        Ok(Self {
+            kernel,
+            modules,
+            busybox: fixture::static_busybox().ok_or("no static busybox here")?.to_owned(),
+            checks: include_str!("vm/checks.sh"),
+            memory_mib: 768,
+            processor: "qemu64",
+            shares: Vec::new(),
+        })
+    }
+
+    /// A machine with KVM, which has the kernels of this directory for machines in it.
+    pub fn with_kvm(kernels: &Path) -> Result<Self, String> {
+        let machine = Self::find()?;
+        let (kernel, modules) = parts(&target("kernel-package/unpacked"), &MODULES_WITH_KVM)?;
+        Ok(Self {
+            kernel,
+            modules,
+            checks: include_str!("vm/kvm.sh"),
+            memory_mib: 2048,
+            processor: "max,+svm,+npt",
+            shares: vec![("usr", "/usr".into()), ("kernels", kernels.to_owned())],
+            ..machine
+        })
     }
 
     /// Boots it, runs the checks on `tare` in it, and waits for its end.
@@ -93,14 +135,25 @@ impl Machine {
         };
         // An emulated machine needs no protection of its caches, and its kernel no self-tests of
         // cryptography: one of them once did not end.
+        let shares = if self.shares.is_empty() { "" } else { " vm_shares" };
         let words = format!(
-            "console=ttyS0 quiet panic=-1 mitigations=off cryptomgr.notests vm_layout={layout}"
+            "console=ttyS0 quiet panic=-1 mitigations=off cryptomgr.notests vm_layout={layout}{shares}"
         );
+        let devices = self.shares.iter().flat_map(|(name, path)| {
+            let path = path.display();
+            let files = format!(
+                "local,id={name},path={path},readonly=on,security_model=none,multidevs=remap"
+            );
+            let device = format!("virtio-9p-pci,fsdev={name},mount_tag={name}");
+            ["-fsdev".to_owned(), files, "-device".to_owned(), device]
+        });
         let output = fs::File::create(console).expect("the directory is ours");
         let errors = output.try_clone().expect("a descriptor is left");
         Command::new(QEMU)
             .args(["-nodefaults", "-no-user-config", "-no-reboot"])
-            .args(["-accel", "tcg,thread=multi", "-smp", "2", "-m", "768"])
+            .args(["-accel", "tcg,thread=multi", "-smp", "2", "-cpu", self.processor])
+            .args(["-m", &self.memory_mib.to_string()])
+            .args(devices)
             .args(["-display", "none", "-serial", "stdio"])
             .args([OsStr::new("-kernel"), self.kernel.as_os_str()])
             .args([OsStr::new("-initrd"), archive.as_os_str()])
@@ -125,16 +178,20 @@ impl Machine {
         archive.program("usr/bin/tare", &read(tare));
         let users = b"root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/tmp:/bin/sh\n";
         archive.file("etc/passwd", users);
-        archive.file("etc/group", b"root:x:0:\nuser:x:1000:\n");
-        add_python(&mut archive);
+        archive.file("etc/group", b"root:x:0:\nuser:x:1000:\nkvm:x:104:\n");
+        match self.shares.is_empty() {
+            true => add_python(&mut archive),
+            false => archive.symlink("lib64", "usr/lib64"),
+        }
         for path in ["init", "etc/vm/init"] {
             archive.program(path, include_bytes!("vm/init.sh"));
         }
-        archive.file("etc/vm/checks", include_bytes!("vm/checks.sh"));
+        let checks = [include_str!("vm/checking.sh"), self.checks].concat();
+        archive.file("etc/vm/checks", checks.as_bytes());
         archive.file("etc/vm/living", include_bytes!("vm/living.sh"));
-        for module in &self.modules {
+        for (number, module) in self.modules.iter().enumerate() {
             let name = module.file_name().expect("it ends in .ko");
-            archive.file(&format!("etc/vm/{}", name.display()), &read(module));
+            archive.file(&format!("etc/vm/{number:02}-{}", name.display()), &read(module));
         }
         archive.finish()
     }
@@ -143,7 +200,7 @@ impl Machine {
 /// Adds the Python that `./check` unpacks to `target/pythons`, with what a server needs to clone it. The
 /// checks that use it are left out without it.
 fn add_python(archive: &mut Archive) {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/pythons/3.13");
+    let root = target("pythons/3.13");
     if !root.exists() {
         return;
     }
@@ -220,6 +277,22 @@ impl Drop for Running {
         // Already dead is as wanted; it is reaped either way.
         self.0.kill().ok();
         self.0.wait().expect("a child can be waited for");
+    }
+}
+
+fn target(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target").join(name)
+}
+
+/// Returns the kernel of an unpacked package and these of its modules, or what is missing.
+fn parts(package: &Path, names: &[&str]) -> Result<(PathBuf, Vec<PathBuf>), String> {
+    let missing = |what: &str| format!("no {what} in {}: ./check fetches it", package.display());
+    let kernel = entry(&package.join("boot"), "vmlinuz-").ok_or(missing("kernel"))?;
+    let drivers = entry(&package.join("lib/modules"), "").ok_or(missing("modules"))?;
+    let modules: Vec<_> = names.iter().map(|name| drivers.join("kernel").join(name)).collect();
+    match modules.iter().find(|module| !module.exists()) {
+        Some(module) => Err(missing(&module.to_string_lossy())),
+        None => Ok((kernel, modules)),
     }
 }
 

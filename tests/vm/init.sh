@@ -9,7 +9,7 @@ bb=/usr/bin/busybox
 if ! [ -e /etc/vm/moved ]; then
     $bb mount -t tmpfs -o mode=0755,size=60% root /mnt
     $bb cp -a /usr /etc /bin /sbin /lib /mnt
-    [ ! -e /lib64 ] || $bb cp -a /lib64 /mnt
+    [ ! -L /lib64 ] || $bb cp -a /lib64 /mnt
     $bb mkdir -p /mnt/proc /mnt/sys /mnt/dev /mnt/run /mnt/tmp /mnt/mnt /mnt/srv /mnt/root
     $bb touch /mnt/etc/vm/moved
     exec $bb switch_root /mnt /etc/vm/init
@@ -24,8 +24,18 @@ $bb mount -t tmpfs -o mode=1777 tmpfs /tmp
 $bb --install -s /usr/bin
 # The kernel's own words would break into the lines of the checks.
 dmesg -n 1
+# Their names begin with numbers in the order in which they need each other.
 for module in /etc/vm/*.ko; do insmod "$module"; done
 ip link set lo up
+
+# The programs of the host that started the machine, below those of the archive.
+if grep -q vm_shares /proc/cmdline; then
+    mkdir /run/usr /run/kernels
+    for share in usr kernels; do
+        mount -t 9p -o ro,trans=virtio,version=9p2000.L,cache=loose,msize=262144 $share /run/$share
+    done
+    mount -t overlay -o lowerdir=/usr:/run/usr overlay /usr
+fi
 
 if grep -q vm_layout=hybrid /proc/cmdline; then
     mount -t tmpfs -o mode=0755 tmpfs /sys/fs/cgroup

@@ -38,6 +38,8 @@ pub enum Role {
     Kernel,
     /// The first files of a machine: this binary, and modules of the kernel.
     Initramfs,
+    /// A file system with a node of KVM that the monitor may open (`tare_kernel::kvm::own_node`).
+    KvmNode,
 }
 
 /// The name under which the binary is a keeper.
@@ -198,6 +200,8 @@ pub struct Filesystem {
     pub volumes: Vec<VolumePlan>,
     /// For the box of a machine.
     pub export: Option<ExportPlan>,
+    /// Whether `/dev` has the node of KVM: the one of [`Role::KvmNode`], or else the host's.
+    pub kvm: bool,
 }
 
 /// The root that a machine sees, assembled apart from the root of its monitor: that one has a `/proc`

@@ -132,7 +132,7 @@ impl Engine {
         settings: &MachineSettings,
         wanted: &MachineSpec,
     ) -> Result<(), (MachinePart, Error)> {
-        machine::check_host(settings, wanted)
+        machine::check_host(settings, wanted, &Host::probe())
     }
 
     fn new(state_root: Option<PathBuf>, access: RootAccess) -> Result<Self, Error> {

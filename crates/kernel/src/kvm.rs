@@ -1,4 +1,4 @@
-//! Whether KVM runs ordinary kernels here.
+//! Whether KVM runs ordinary kernels here, and its device for a monitor.
 //!
 //! The presence of `/dev/kvm` does not show it. Some hosts that are machines themselves offer the
 //! device, run a few instructions, and end at the first exception, which every kernel takes. So
@@ -6,12 +6,23 @@
 //! writes to a port (the kernel's Documentation/virt/kvm/api.rst).
 #![allow(unsafe_code)]
 
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
-use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, chmodat, mknodat, openat, stat};
 use rustix::io::Errno;
+
+use crate::mount::{self, Attributes};
+use crate::step::step;
+
+const DEVICE: &CStr = c"/dev/kvm";
+/// The name of the node in the file system of [`own_node`].
+const NODE: &CStr = c"kvm";
 
 /// What KVM does on this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,10 +35,36 @@ pub enum Kvm {
     BootsNothing,
 }
 
-/// Runs the guest. Changes nothing: the machine ends with its descriptors.
-pub fn probe() -> Kvm {
+/// Runs the guest. Changes nothing: the machine ends with its descriptors. A host whose KVM is broken
+/// may never return from the guest. Then its thread is left behind, and ends with this process.
+pub fn probe(within: Duration) -> Kvm {
+    let (report, reported) = mpsc::channel();
+    let probe = move || {
+        let _ = report.send(run_probe());
+    };
+    let started = thread::Builder::new().spawn(probe);
+    let found = started.ok().and_then(|_| reported.recv_timeout(within).ok());
+    found.unwrap_or(Kvm::BootsNothing)
+}
+
+/// Makes a file system with one node, `kvm`, that every user may open. A monitor has another user
+/// than root, and the host's node is often root's alone. The file system ends with its last mount.
+pub fn own_node() -> io::Result<OwnedFd> {
+    let attributes = Attributes::MOUNT_ATTR_NOSUID | Attributes::MOUNT_ATTR_NOEXEC;
+    let filesystem = mount::filesystem(c"tmpfs", &[("size", "4k"), ("mode", "0755")], attributes)?;
+    let device = stat(DEVICE)?.st_rdev;
+    let all = Mode::from_raw_mode(0o666);
+    step("make the node of KVM", || {
+        mknodat(&filesystem, NODE, FileType::CharacterDevice, all, device)
+    })?;
+    // The umask of this process took rights away.
+    chmodat(&filesystem, NODE, all, AtFlags::empty())?;
+    Ok(filesystem)
+}
+
+fn run_probe() -> Kvm {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    match openat(CWD, c"/dev/kvm", flags, Mode::empty()) {
+    match openat(CWD, DEVICE, flags, Mode::empty()) {
         Err(Errno::ACCESS | Errno::PERM) => Kvm::Denied,
         Err(_) => Kvm::Absent,
         Ok(kvm) => match runs_guest(&kvm, &TAKES_EXCEPTION) {
@@ -291,6 +328,7 @@ mod tests {
     #[test]
     fn the_probe_answers_and_keeps_no_descriptor() {
         let count = || fs::read_dir("/proc/self/fd").unwrap().count();
+        let probe = || probe(Duration::from_secs(10));
         let (first, before) = (probe(), count());
         assert_eq!(probe(), first);
         assert_eq!(count(), before);

@@ -18,13 +18,14 @@ use tare_control::{
     VolumePlan,
 };
 use tare_kernel::clock::CounterRate;
-use tare_kernel::kvm::{self, Kvm};
+use tare_kernel::kvm;
 
 use crate::create::endow::Endowment;
 use crate::create::plan::{self, TreeSources};
 use crate::create::{Mode, NewBox, host_view};
 use crate::error::{Context, Error, ErrorKind, Hint};
 use crate::holdings::cgroup::CgroupHolding;
+use crate::host::Host;
 use crate::host::layout::BoxAt;
 use crate::spec::{
     Accel, Accelerator, Access, Isolation, Limit, MachineSpec, Network, Privilege, SeccompProfile,
@@ -33,7 +34,7 @@ use crate::spec::{
 use crate::vm::kernels::BootKernel;
 use crate::vm::monitor::{MachineOrder, Monitor, Share};
 use crate::vm::qemu::Qemu;
-use crate::vm::{MachinePart, MachineSettings, initramfs};
+use crate::vm::{MachinePart, MachineSettings, acceleration, initramfs};
 
 /// The least memory limit: a kernel with its modules, a keeper and one command fit.
 pub const MEMORY_BYTES_MIN: u64 = 256 << 20;
@@ -42,8 +43,9 @@ pub const MONITOR_PIDS: u32 = 64;
 const MONITOR_NOFILE: u32 = 1024;
 /// The monitor writes no file.
 const MONITOR_SCRATCH_BYTES: u64 = 1 << 20;
-/// How long QEMU may take to print its version.
-const MONITOR_WITHIN: Duration = Duration::from_secs(3);
+/// How long QEMU may take to answer, and KVM to run a guest that tries it. QEMU answers within a tenth of a
+/// second. On a busy host that is a machine itself, it was seen to take three seconds.
+const FOUND_WITHIN: Duration = Duration::from_secs(15);
 const BOOT_WITHIN_KVM: Duration = Duration::from_secs(10);
 const BOOT_WITHIN_EMULATED: Duration = Duration::from_secs(60);
 
@@ -63,6 +65,10 @@ pub struct Machine<'a> {
     pub outer: Spec,
     monitor: Qemu,
     accelerator: Accelerator,
+    /// The node that the monitor opens, if it may not open the host's.
+    kvm_node: Option<OwnedFd>,
+    /// That the machine is emulated, if the user left that open.
+    pub note: Option<String>,
     kernel: BootKernel,
     initramfs: OwnedFd,
     counter_khz: u64,
@@ -77,7 +83,8 @@ impl<'a> Machine<'a> {
         let settings = at.root.machines.get().ok_or_else(|| {
             Error::new(ErrorKind::Unsupported, "this tare makes no machines here")
         })?;
-        let (monitor, accelerator, kernel) = parts(&settings, wanted).map_err(|(_, why)| why)?;
+        let parts = parts(&settings, wanted, &at.root.host).map_err(|(_, why)| why)?;
+        let Parts { monitor, power: Power { accelerator, kvm_node, note }, kernel } = parts;
         let modules = kernel.modules.iter().map(|(name, module)| (name.as_str(), &module[..]));
         let initramfs =
             initramfs::make(modules).context(|| "cannot make the machine's first files".into())?;
@@ -86,6 +93,8 @@ impl<'a> Machine<'a> {
             outer: outer(new.spec, monitor.program()),
             monitor,
             accelerator,
+            kvm_node,
+            note,
             kernel,
             initramfs,
             counter_khz: rate.khz(),
@@ -96,17 +105,13 @@ impl<'a> Machine<'a> {
         })
     }
 
-    /// Returns a note that the machine is emulated, if the user left that open.
-    pub fn note(&self) -> Option<String> {
-        let wanted = self.inner.machine.as_ref().map(|machine| machine.accel);
-        let is_open = wanted == Some(Accel::Auto) && self.accelerator == Accelerator::Tcg;
-        is_open.then(|| "KVM cannot be used: the machine is emulated, which is slow".to_owned())
-    }
-
     /// Gives the keeper what only the monitor needs.
     pub fn give_to<'b>(&'b self, endowment: &mut Endowment<'b>) {
         endowment.give(Role::Kernel, self.kernel.file.as_fd());
         endowment.give(Role::Initramfs, self.initramfs.as_fd());
+        if let Some(node) = &self.kvm_node {
+            endowment.give(Role::KvmNode, node.as_fd());
+        }
     }
 
     /// Turns the plan of the outer box into the plan of a machine. `directories` says of each
@@ -185,8 +190,17 @@ impl<'a> Machine<'a> {
             }
         }
         filesystem.root = RootPlan::HostView(entries);
+        filesystem.kvm = self.accelerator == Accelerator::Kvm;
         outer.landlock.iter_mut().for_each(|it| it.root_writable = false);
     }
+}
+
+/// What a machine is made of.
+#[derive(Debug)]
+struct Parts {
+    monitor: Qemu,
+    power: Power,
+    kernel: BootKernel,
 }
 
 /// Finds the monitor, the accelerator and the kernel of a machine, or says which of them cannot be
@@ -194,26 +208,29 @@ impl<'a> Machine<'a> {
 fn parts(
     settings: &MachineSettings,
     wanted: &MachineSpec,
-) -> Result<(Qemu, Accelerator, BootKernel), (MachinePart, Error)> {
+    host: &Host,
+) -> Result<Parts, (MachinePart, Error)> {
     let lacks = |part| {
         move |error: Error| match error.kind() == ErrorKind::Unsupported {
             true => (part, error.of_kind(ErrorKind::BadRequest)),
             false => (part, error),
         }
     };
-    let monitor = Qemu::find(settings.monitor.clone(), Instant::now() + MONITOR_WITHIN);
+    let until = Instant::now() + FOUND_WITHIN;
+    let monitor = Qemu::find(settings.monitor.clone(), until);
     let monitor = monitor.map_err(lacks(MachinePart::Monitor))?;
-    let accelerator = accelerator(wanted.accel, &monitor).map_err(lacks(MachinePart::Accel))?;
+    let power = power(wanted.accel, &monitor, host, until).map_err(lacks(MachinePart::Accel))?;
     let kernel = settings.kernels.boot(wanted.kernel.as_deref());
-    Ok((monitor, accelerator, kernel.map_err(lacks(MachinePart::Kernel))?))
+    Ok(Parts { monitor, power, kernel: kernel.map_err(lacks(MachinePart::Kernel))? })
 }
 
 /// Checks that such machines can be made here, without making one.
 pub fn check_host(
     settings: &MachineSettings,
     wanted: &MachineSpec,
+    host: &Host,
 ) -> Result<(), (MachinePart, Error)> {
-    parts(settings, wanted).map(drop)
+    parts(settings, wanted, host).map(drop)
 }
 
 /// Returns whether a program is in the view of the host.
@@ -248,30 +265,48 @@ fn check(NewBox { spec, mode }: NewBox<'_>) -> Result<(), Error> {
     Ok(())
 }
 
+/// What runs the instructions of a machine.
+#[derive(Debug)]
+struct Power {
+    accelerator: Accelerator,
+    kvm_node: Option<OwnedFd>,
+    note: Option<String>,
+}
+
 /// Decides what runs the machine. Emulation has to be asked for: it is not a security boundary.
-fn accelerator(wanted: Accel, monitor: &Qemu) -> Result<Accelerator, Error> {
-    let emulated = || match monitor.has(Accelerator::Tcg) {
-        true => Ok(Accelerator::Tcg),
+fn power(wanted: Accel, monitor: &Qemu, host: &Host, until: Instant) -> Result<Power, Error> {
+    let emulated = |note| match monitor.has(Accelerator::Tcg) {
+        true => Ok(Power { accelerator: Accelerator::Tcg, kvm_node: None, note }),
         false => Err(Error::new(ErrorKind::Unsupported, "this QEMU cannot emulate")),
     };
     if wanted == Accel::Tcg {
-        return emulated();
+        return emulated(None);
     }
-    let why = match (kvm::probe(), monitor.has(Accelerator::Kvm)) {
-        (Kvm::Works, true) => "tare does not use it yet",
-        (Kvm::Works, false) => "this QEMU was built without it",
-        (Kvm::Absent, _) => "there is no /dev/kvm",
-        (Kvm::Denied, _) => "this user may not open /dev/kvm",
-        (Kvm::BootsNothing, _) => "/dev/kvm is there and boots no ordinary kernel",
+    let why = match with_kvm(monitor, host, until) {
+        Ok(power) => return Ok(power),
+        Err(why) => why,
     };
-    match wanted {
-        Accel::Auto => emulated(),
-        Accel::Kvm | Accel::Tcg => {
-            Err(Error::new(ErrorKind::Unsupported, "cannot run a machine with KVM")
-                .caused_by(why)
-                .with_hint(Hint::Emulate))
-        }
+    if wanted == Accel::Auto {
+        let note = format!("KVM cannot be used: {why}. The machine is emulated, which is slow");
+        return emulated(Some(note));
     }
+    let error = Error::new(ErrorKind::Unsupported, "cannot run a machine with KVM");
+    Err(error.caused_by(why).with_hint(Hint::Emulate))
+}
+
+/// Fails with the reason.
+fn with_kvm(monitor: &Qemu, host: &Host, until: Instant) -> Result<Power, String> {
+    if let Some(why) = acceleration::obstacle(acceleration::probe(until)) {
+        return Err(why);
+    }
+    if !monitor.has(Accelerator::Kvm) {
+        return Err("this QEMU was built without it".to_owned());
+    }
+    // Without privileges, the monitor has the user and the groups of the caller.
+    let node = host.is_privileged().then(kvm::own_node).transpose();
+    let kvm_node =
+        node.map_err(|error| format!("cannot make a device node for the monitor: {error}"))?;
+    Ok(Power { accelerator: Accelerator::Kvm, kvm_node, note: None })
 }
 
 /// Returns the native box around the monitor. Its user, its volumes, and its limits of memory and

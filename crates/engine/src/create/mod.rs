@@ -371,7 +371,7 @@ fn start_keeper(
         link,
         notes: notes(new.spec, host, acquired.map, &acquired.cgroups)
             .into_iter()
-            .chain(machine.and_then(Machine::note))
+            .chain(machine.and_then(|machine| machine.note.clone()))
             .collect(),
         cgroups: acquired.cgroups,
         claim: acquired.range.claim,

@@ -189,6 +189,7 @@ fn filesystem(spec: &Spec, hostname: &str, trees: TreeSources) -> Filesystem {
         },
         volumes,
         export: None,
+        kvm: false,
     }
 }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use kernels::Kernels;
 
+pub mod acceleration;
 mod apt;
 mod decompress;
 mod image;

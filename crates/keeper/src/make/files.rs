@@ -20,7 +20,7 @@ use tare_kernel::mount::{self, Attributes, NOSUID_NODEV, Reach};
 use tare_kernel::step::step;
 
 use crate::inherited::InheritedFds;
-use crate::make::dev;
+use crate::make::dev::{self, KvmNode};
 use crate::make::proc;
 use crate::make::{Failing, Failure};
 
@@ -56,6 +56,11 @@ impl<'a> Trees<'a> {
         let read_only = if writable { Attributes::empty() } else { Attributes::MOUNT_ATTR_RDONLY };
         mount::add_attributes(tree.as_fd(), NOSUID_NODEV | read_only, Reach::Recursive)?;
         Ok(tree)
+    }
+
+    /// Returns the creator's node of KVM. A creator without the right to make nodes uses the host's.
+    fn kvm_node(&mut self) -> KvmNode {
+        self.inherited.take(Role::KvmNode).map_or(KvmNode::Host, KvmNode::Own)
     }
 }
 
@@ -133,7 +138,7 @@ pub fn build<'a>(
         }
     };
     rustix::process::fchdir(&root).failing(SetupStep::Root, "/")?;
-    dev::mount_dev(root.as_fd(), dev.as_fd())?;
+    dev::mount_dev(root.as_fd(), dev.as_fd(), plan.kvm.then(|| trees.kvm_node()))?;
     for ((name, _), tree) in WRITABLE.iter().zip(writable) {
         tree.and_then(|tree| attach_writable(tree.as_fd(), root.as_fd(), name))
             .failing(SetupStep::Scratch, &name.to_string_lossy())?;
@@ -178,7 +183,7 @@ fn make_scratch(
         }
     };
     mount::attach_over_root(scratch.as_fd())?;
-    dev::make_dev(scratch.as_fd())?;
+    dev::make_dev(scratch.as_fd(), plan.kvm)?;
     proc::make_masks(scratch.as_fd())?;
     for (name, mode) in WRITABLE {
         make_directory(scratch.as_fd(), name, mode)?;

@@ -16,6 +16,7 @@ use tare_kernel::landlock::{Ruleset, Scope, abi, access};
 /// both use.
 pub fn restrict<'a>(
     plan: &LandlockPlan,
+    has_kvm: bool,
     volumes: impl Iterator<Item = &'a (&'a VolumePlan, OwnedFd)>,
     scope: Scope,
 ) -> io::Result<Option<Ruleset>> {
@@ -30,6 +31,9 @@ pub fn restrict<'a>(
     allow(&rules, b"/dev", file)?;
     allow(&rules, b"/dev/pts", file | access::IOCTL_DEV)?;
     allow(&rules, b"/dev/tty", access::FILE)?;
+    if has_kvm {
+        allow(&rules, b"/dev/kvm", access::FILE)?;
+    }
     let writable: &[&[u8]] =
         if plan.root_writable { &[b"/"] } else { &[b"/tmp", b"/work", b"/dev/shm"] };
     for path in writable {

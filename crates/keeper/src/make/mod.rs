@@ -99,7 +99,8 @@ pub fn make_box(
                 Companion::None => Scope::Domain,
                 Companion::Clone => Scope::Open,
             };
-            once("restrict files", || landlock::restrict(landlock, volumes, scope))
+            let has_kvm = plan.filesystem.as_ref().is_some_and(|it| it.kvm);
+            once("restrict files", || landlock::restrict(landlock, has_kvm, volumes, scope))
                 .failing(SetupStep::Landlock, "")?
         }
         None => None,

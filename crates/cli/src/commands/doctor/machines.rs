@@ -1,24 +1,20 @@
 //! What virtual machines need, and whether this host has it. Native boxes need nothing of it.
 
-use std::fs;
-use std::os::unix::fs::MetadataExt;
-use std::sync::mpsc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use tare_engine::Error;
+use tare_engine::vm::acceleration;
 use tare_engine::vm::kernels::Kernel;
 use tare_engine::vm::qemu::Qemu;
-use tare_kernel::kvm::{self, Kvm};
+use tare_kernel::kvm::Kvm;
 
 use super::{Answer, Probe, Row, missing, ok, warn};
 use crate::context::Context;
 use crate::error::cause_and_hint;
 
-/// A guest of four instructions ends within a millisecond. A host whose KVM is broken may never
-/// return from it.
-const GUEST_ENDS_WITHIN: Duration = Duration::from_secs(2);
+/// Leaves time for the other rows.
+const MONITOR_WITHIN: Duration = Duration::from_secs(5);
 
 pub const ROWS: [Row; 3] =
     [("vm monitor", monitor), ("vm acceleration", acceleration), ("vm kernel", kernel)];
@@ -48,8 +44,8 @@ impl Machines {
     /// Looks for the parts. A part that does not answer by `until` is missing.
     pub fn look(context: &Context, until: Instant) -> Self {
         Self {
-            kvm: probe_kvm(until),
-            monitor: Qemu::find(context.monitor(), until),
+            kvm: acceleration::probe(until),
+            monitor: Qemu::find(context.monitor(), until.min(Instant::now() + MONITOR_WITHIN)),
             kernel: context.kernels().and_then(|kernels| kernels.chosen()),
         }
     }
@@ -73,18 +69,6 @@ impl Machines {
     }
 }
 
-/// The thread of a guest that does not end is left behind, and ends with this process.
-fn probe_kvm(until: Instant) -> Kvm {
-    let (report, reported) = mpsc::channel();
-    let probe = move || {
-        let _ = report.send(kvm::probe());
-    };
-    let started = thread::Builder::new().spawn(probe);
-    let within = until.saturating_duration_since(Instant::now()).min(GUEST_ENDS_WITHIN);
-    let found = started.ok().and_then(|_| reported.recv_timeout(within).ok());
-    found.unwrap_or(Kvm::BootsNothing)
-}
-
 fn monitor(probe: &Probe) -> Option<Answer> {
     Some(match &probe.machines.monitor {
         Ok(monitor) => ok(format!("qemu {}", monitor.version), ""),
@@ -93,12 +77,9 @@ fn monitor(probe: &Probe) -> Option<Answer> {
 }
 
 fn acceleration(probe: &Probe) -> Option<Answer> {
-    let emulated = "machines can only be emulated";
-    Some(match probe.machines.kvm {
-        Kvm::Works => ok("/dev/kvm runs guests", ""),
-        Kvm::Absent => warn("there is no /dev/kvm", emulated),
-        Kvm::Denied => warn("this user may not open /dev/kvm", how_to_open()),
-        Kvm::BootsNothing => warn("/dev/kvm is there and boots no ordinary kernel", emulated),
+    Some(match acceleration::obstacle(probe.machines.kvm) {
+        None => ok("/dev/kvm runs guests", ""),
+        Some(why) => warn(why, "use --accel tcg to emulate"),
     })
 }
 
@@ -115,18 +96,6 @@ fn kernel(probe: &Probe) -> Option<Answer> {
 fn failed(error: &Error) -> Answer {
     let (found, hint) = cause_and_hint(error);
     missing(found, hint.unwrap_or_default())
-}
-
-/// Names the group of `/dev/kvm`.
-fn how_to_open() -> String {
-    let group = fs::metadata("/dev/kvm").map(|metadata| metadata.gid());
-    let groups = fs::read_to_string("/etc/group").unwrap_or_default();
-    let name = group.ok().and_then(|group| {
-        let has_id = |line: &&str| line.split(':').nth(2) == Some(&group.to_string());
-        groups.lines().find(has_id)?.split(':').next().map(str::to_owned)
-    });
-    let name = name.unwrap_or_else(|| "kvm".to_owned());
-    format!("add the user to the group {name}, or emulate machines")
 }
 
 #[cfg(test)]
