@@ -51,7 +51,17 @@ fn a_machine_does_over_http_what_a_native_box_does_and_outlives_its_server() {
     let server = machines.serve(&config);
     let command = ["sh", "-c", "echo up; exec sleep 1000"];
     let body = json!({ "driver": "vm", "name": "web", "command": command });
-    let answers = six(|| create(&server, &[("Idempotency-Key", "one")], &body));
+    let answers = thread::scope(|scope| {
+        // An exec during the boot waits for the machine.
+        let early = scope.spawn(|| {
+            eventually("it starts", || server.get("/v1/boxes/web").status == 200);
+            exec(&server, &["echo", "early"])
+        });
+        let answers = six(|| create(&server, &[("Idempotency-Key", "one")], &body));
+        let early = early.join().expect("an answer").was(200).json();
+        assert_eq!(early["stdout"], "early\n", "{early}");
+        answers
+    });
     assert_eq!((with_status(&answers, 201), with_status(&answers, 200)), (1, 5), "{answers:?}");
     let made = answers[0].json();
     assert!(answers.iter().all(|one| one.json()["id"] == made["id"]));
@@ -184,6 +194,37 @@ fn a_run_in_a_machine_has_its_files_and_its_timeout_begins_after_the_boot() {
     create(&server, &[], &json!({ "driver": "vm" })).refused(503, "machine_not_started");
     let failed = metric(&server, "tare_machine_boots_failed_total{reason=\"timeout\"} ");
     assert_eq!((failed, metric(&server, "tare_machines_live ")), (2.0, 0.0));
+    server.stop().ok();
+}
+
+/// No machine of this test boots to its end.
+#[test]
+fn a_boot_ends_with_its_client_and_with_its_server() {
+    let machines = machines!();
+    let (_directory, config) = configured("[vm]\naccel = 'tcg'\n");
+    let server = machines.serve(&config);
+    let boxes = || machines.tare.footprint().records.len();
+    let json = [("Content-Type", "application/json")];
+    let body = json!({ "command": ["sleep", "1000"], "driver": "vm" }).to_string();
+    let client = server.send("POST", "/v1/run", &json, body.as_bytes());
+    eventually("it boots", || boxes() == 1);
+    drop(client);
+    eventually("its box is gone", || boxes() == 0);
+    eventually("it does not count", || metric(&server, "tare_machines_live ") == 0.0);
+    let clients =
+        ["/v1/run", "/v1/boxes"].map(|path| server.send("POST", path, &json, body.as_bytes()));
+    eventually("they boot", || boxes() >= 2);
+    server.kill();
+    drop(clients);
+    let server = machines.serve(&config);
+    eventually("nothing is left", || boxes() == 0);
+    assert_eq!(server.get("/v1/boxes?all=true").was(200).json()["boxes"], json!([]));
+    // A configuration without a usable monitor changes nothing.
+    std::fs::write(&config, "[boxes]\ndriver = 'vm'\n[vm]\nmonitor = '/bin/true'\n")
+        .expect("the test's file");
+    let refused = server.post("/v1/reload", &json!({})).was(400);
+    assert!(refused.text().contains("[vm] monitor"), "{}", refused.text());
+    assert_eq!(server.post("/v1/run", &json!({ "command": ["true"] })).json()["driver"], "native");
     server.stop().ok();
 }
 

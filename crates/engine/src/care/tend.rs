@@ -13,7 +13,7 @@ use crate::holdings::name::{self, Listing};
 use crate::host::layout::{BoxAt, RootAccess, StateRoot};
 use crate::host::{random_below, state_root};
 use crate::observe::state::{Duty, Request};
-use crate::observe::view::no_box;
+use crate::observe::view::{State, no_box};
 use crate::observe::{GOES_WITHIN, Observation, observe, observe_settled};
 use crate::record::Record;
 use crate::spec::{BoxId, Name, Tenant};
@@ -128,4 +128,24 @@ pub fn awake(at: BoxAt<'_>) -> Result<Record, Error> {
     let observation = observe_tended(at)?;
     observation.check(at.id, Request::Use)?;
     Ok(observation.record)
+}
+
+/// How long a client waits for a machine that boots. The boot has its own deadline, after which the
+/// box is gone.
+const BOOTED_WITHIN: Duration = Duration::from_secs(60);
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// Returns the record of a box that can be used, when its machine has booted if it has one.
+pub fn awake_after_boot(at: BoxAt<'_>) -> Result<Record, Error> {
+    let until = Instant::now() + BOOTED_WITHIN;
+    loop {
+        let observation = observe_tended(at)?;
+        let boots = observation.record.is_machine() && observation.state() == State::Starting;
+        if !boots || Instant::now() >= until {
+            observation.check(at.id, Request::Use)?;
+            return Ok(observation.record);
+        }
+        #[expect(clippy::disallowed_methods, reason = "bounded by BOOTED_WITHIN")]
+        std::thread::sleep(LOOK_AGAIN);
+    }
 }

@@ -6,7 +6,7 @@ use rustix::fs::{FileType, fstat};
 use tare_control::{Call, Report};
 use tare_kernel::process::Process;
 
-use crate::care::tend::{awake, observe_tended};
+use crate::care::tend::{awake_after_boot, observe_tended};
 use crate::error::{Error, Hint};
 use crate::host::layout::BoxAt;
 use crate::observe::Observation;
@@ -37,7 +37,7 @@ pub fn logs(at: BoxAt<'_>) -> Result<(Logs, Option<Process>), Error> {
 
 /// Attaches to a live box.
 pub fn attach(at: BoxAt<'_>) -> Result<Attachment, Error> {
-    let record = awake(at)?;
+    let record = awake_after_boot(at)?;
     let observed = observe_tended(at)?;
     if observed.is_attached() {
         return Err(Error::bad_request(format!("cannot attach to box {}", at.id))

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tare_control::{Call, Exec, ExecStreams, Identity, Program, TerminalPlan};
 
-use crate::care::tend::awake;
+use crate::care::tend::awake_after_boot;
 use crate::error::{Context, Error, Hint};
 use crate::holdings::cgroup::{self, LimitWatch};
 use crate::host::layout::BoxAt;
@@ -82,7 +82,7 @@ impl ExecSpec {
 /// Starts another process in a live box. Whether it started comes as an event; a keeper that does
 /// not answer in time is an error.
 pub fn exec(at: BoxAt<'_>, spec: &ExecSpec, stdin: Stdin) -> Result<Session, Error> {
-    let record = awake(at)?;
+    let record = awake_after_boot(at)?;
     refuse_user(&record, at.id, spec)?;
     exec_recorded(at, &record, (spec, spec.request()), stdin)
 }

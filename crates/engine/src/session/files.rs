@@ -21,7 +21,7 @@ pub use tare_control::file_programs::{
 use tare_control::{End, Exec, ExecStreams, Program};
 use tare_kernel::clock::timespec;
 
-use crate::care::tend::{awake, observe_tended};
+use crate::care::tend::{awake_after_boot, observe_tended};
 use crate::error::{Context, Error, Hint};
 use crate::host::layout::BoxAt;
 use crate::session::stdio::{Stdin, Streams};
@@ -257,7 +257,7 @@ impl InBoxProgram {
     /// Starts the program, and returns it with its input or its output. A keeper that does
     /// not answer in time is an error.
     fn start(at: BoxAt<'_>, program: Program, stdin: Stdin) -> Result<(Self, OwnedFd), Error> {
-        let record = awake(at)?;
+        let record = awake_after_boot(at)?;
         let exec = Exec {
             program,
             env: Vec::new(),
