@@ -120,7 +120,7 @@ pub enum Capabilities {
     None,
     /// The capabilities of `--root`.
     BoxRoot,
-    /// Those of the keeper, for a contained box.
+    /// Those of the keeper, for a contained box and for root of a machine.
     Untouched,
 }
 
@@ -180,7 +180,7 @@ pub enum ScratchPlan {
     Kept(TreeSource),
 }
 
-/// What `/proc` of a box shows.
+/// What `/proc` of a box shows, and with it the rest of the kernel's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ProcPlan {
     /// Nothing of the host.
@@ -188,6 +188,9 @@ pub enum ProcPlan {
     /// What any user of the host may read. The kernel lets a user mount a `/proc` only where a whole
     /// one can be seen, and a template makes boxes.
     Whole,
+    /// Everything, writable, beside all of `/sys`, `/dev` and the box's cgroups: the kernel belongs to the
+    /// box.
+    OwnKernel,
 }
 
 /// The mounts of an isolated box.

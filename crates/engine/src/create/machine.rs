@@ -83,11 +83,11 @@ impl<'a> Machine<'a> {
         let settings = at.root.machines.get().ok_or_else(|| {
             Error::new(ErrorKind::Unsupported, "this tare makes no machines here")
         })?;
+        let wanted = (wanted, new.spec.privilege);
         let parts = parts(&settings, wanted, &at.root.host).map_err(|(_, why)| why)?;
         let Parts { monitor, power: Power { accelerator, kvm_node, note }, kernel } = parts;
-        let modules = kernel.modules.iter().map(|(name, module)| (name.as_str(), &module[..]));
-        let initramfs =
-            initramfs::make(modules).context(|| "cannot make the machine's first files".into())?;
+        let initramfs = initramfs::make(&kernel.modules)
+            .context(|| "cannot make the machine's first files".into())?;
         Ok(Self {
             inner: new.spec,
             outer: outer(new.spec, monitor.program()),
@@ -131,7 +131,7 @@ impl<'a> Machine<'a> {
         let new = NewBox { spec: self.inner, mode };
         let sources = TreeSources::of_guest(directories);
         let mut plan = plan::plan(new, at.id, &at.root.host, cgroups, sources, Vec::new());
-        plan.detached = None;
+        plan::for_guest(&mut plan, self.inner);
         let shares = shares(&self.inner.volumes);
         let log_bytes = mode.options().map_or(0, |options| options.log_bytes_max.value());
         let order = MachineOrder {
@@ -207,7 +207,7 @@ struct Parts {
 /// used. A user who asks for what this host lacks has made a wrong request.
 fn parts(
     settings: &MachineSettings,
-    wanted: &MachineSpec,
+    (wanted, privilege): (&MachineSpec, Privilege),
     host: &Host,
 ) -> Result<Parts, (MachinePart, Error)> {
     let lacks = |part| {
@@ -220,7 +220,7 @@ fn parts(
     let monitor = Qemu::find(settings.monitor.clone(), until);
     let monitor = monitor.map_err(lacks(MachinePart::Monitor))?;
     let power = power(wanted.accel, &monitor, host, until).map_err(lacks(MachinePart::Accel))?;
-    let kernel = settings.kernels.boot(wanted.kernel.as_deref());
+    let kernel = settings.kernels.boot(wanted.kernel.as_deref(), privilege);
     Ok(Parts { monitor, power, kernel: kernel.map_err(lacks(MachinePart::Kernel))? })
 }
 
@@ -230,7 +230,7 @@ pub fn check_host(
     wanted: &MachineSpec,
     host: &Host,
 ) -> Result<(), (MachinePart, Error)> {
-    parts(settings, wanted, host).map(drop)
+    parts(settings, (wanted, Privilege::Unprivileged), host).map(drop)
 }
 
 /// Returns whether a program is in the view of the host.

@@ -19,7 +19,9 @@ use crate::holdings::Tree;
 use crate::holdings::cgroup::CgroupHolding;
 use crate::holdings::scratch::scratch_inodes;
 use crate::host::Host;
-use crate::spec::{Access, BoxId, Isolation, Network, Privilege, Root, Spec, Terminal};
+use crate::spec::{
+    Access, BoxId, Isolation, Network, Privilege, Root, SeccompProfile, Spec, Terminal,
+};
 
 /// The trees of one box.
 #[derive(Debug, Default)]
@@ -109,6 +111,26 @@ pub fn for_template(plan: &mut Plan, uid: u32) {
 pub fn for_name_later(plan: &mut Plan) {
     let files = plan.filesystem.iter_mut().flat_map(|filesystem| &mut filesystem.files);
     files.for_each(|file| file.rewritable = host_view::has_hostname(file));
+}
+
+/// Changes the plan for a box in a machine. The network of the machine is its own. With `--root`, so is
+/// the whole kernel, and only the machine confines the command: it has every capability, and no filter
+/// but one that the user asked for.
+pub fn for_guest(plan: &mut Plan, spec: &Spec) {
+    plan.detached = None;
+    plan.own_network = false;
+    if spec.privilege == Privilege::Unprivileged {
+        return;
+    }
+    plan.landlock = None;
+    plan.profile.capabilities = Capabilities::Untouched;
+    plan.profile.no_new_privs = false;
+    if spec.seccomp == SeccompProfile::Default {
+        plan.profile.seccomp.clear();
+    }
+    if let Some(filesystem) = &mut plan.filesystem {
+        filesystem.proc = ProcPlan::OwnKernel;
+    }
 }
 
 /// Returns what a request decides about a box that has waited.

@@ -12,9 +12,13 @@ use tare_control::MACHINE_NAME;
 use tare_kernel::step::step;
 
 use super::image;
+use super::parts::KernelModule;
 
 /// The name of the entry that ends an archive.
 const END: &str = "TRAILER!!!";
+/// The modules that the machine needs, and those that only programs in the box need.
+const MODULES: &str = "modules";
+const MORE_MODULES: &str = "more-modules";
 const DIRECTORY: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
 const FILE: u32 = 0o100_644;
@@ -24,7 +28,7 @@ const CONSOLE: (u32, u32) = (5, 1);
 const NO_DEVICE: (u32, u32) = (0, 0);
 
 /// Returns a file in memory with the archive. The kernel frees it with its last descriptor.
-pub fn make<'a>(modules: impl Iterator<Item = (&'a str, &'a [u8])>) -> io::Result<OwnedFd> {
+pub fn make(modules: &[KernelModule]) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = step("make initramfs", || memfd_create("tare-initramfs", flags))?;
     let mut archive = Archive { file: File::from(file), entries: 0 };
@@ -32,9 +36,11 @@ pub fn make<'a>(modules: impl Iterator<Item = (&'a str, &'a [u8])>) -> io::Resul
     archive.add("dev/console", DEVICE, CONSOLE, &[])?;
     let name = MACHINE_NAME.to_string_lossy();
     archive.add(name.trim_start_matches('/'), PROGRAM, NO_DEVICE, &own_program()?)?;
-    archive.add("modules", DIRECTORY, NO_DEVICE, &[])?;
-    for (index, (name, module)) in modules.enumerate() {
-        archive.add(&format!("modules/{index:03}-{name}.ko"), FILE, NO_DEVICE, module)?;
+    archive.add(MODULES, DIRECTORY, NO_DEVICE, &[])?;
+    archive.add(MORE_MODULES, DIRECTORY, NO_DEVICE, &[])?;
+    for (index, KernelModule { name, content, only_for_root }) in modules.iter().enumerate() {
+        let directory = if *only_for_root { MORE_MODULES } else { MODULES };
+        archive.add(&format!("{directory}/{index:03}-{name}.ko"), FILE, NO_DEVICE, content)?;
     }
     archive.add(END, 0, NO_DEVICE, &[])?;
     // The monitor gets this descriptor. No monitor may change the file.
@@ -96,8 +102,14 @@ mod tests {
 
     #[test]
     fn the_archive_has_the_program_the_modules_in_order_and_a_console() {
-        let modules = [("virtio", &b"first"[..]), ("9p", b"second")];
-        let mut file = File::from(make(modules.into_iter()).unwrap());
+        let modules =
+            [("virtio", "first", false), ("9p", "second", false), ("veth", "third", true)];
+        let modules = modules.map(|(name, content, only_for_root)| KernelModule {
+            name: name.to_owned(),
+            content: content.into(),
+            only_for_root,
+        });
+        let mut file = File::from(make(&modules).unwrap());
         file.rewind().unwrap();
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).unwrap();
@@ -108,13 +120,14 @@ mod tests {
         let program = at("tare-machine\0", at("dev/console\0", 0));
         // The program is this test, which contains the same texts.
         let behind_program = program + own_program().unwrap().len();
-        let order = ["modules/000-virtio.ko\0", "first", "modules/001-9p.ko\0", "second", END];
-        order.into_iter().fold(behind_program, |from, text| at(text, from));
+        let order = ["modules/000-virtio.ko\0", "first", "modules/001-9p.ko\0", "second"];
+        let more = ["more-modules/002-veth.ko\0", "third", END];
+        order.into_iter().chain(more).fold(behind_program, |from, text| at(text, from));
     }
 
     #[test]
     fn no_holder_of_the_archive_can_change_it() {
-        let file = File::from(make(std::iter::empty()).unwrap());
+        let file = File::from(make(&[]).unwrap());
         assert!(file.write_at(b"x", 0).is_err());
         let again = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
         let mut child = Command::new("sh");

@@ -25,8 +25,9 @@ use tare_kernel::step::step;
 
 use super::apt;
 use super::package::Package;
-use super::parts::{self, Chosen};
+use super::parts::{self, Chosen, KernelModule};
 use crate::error::{Context, Error, ErrorKind};
+use crate::spec::Privilege;
 use crate::spec::name::is_token;
 use crate::spec::shown::quoted;
 
@@ -47,7 +48,7 @@ pub struct Kernel {
     pub origin: Origin,
     /// The size of the file.
     pub bytes: u64,
-    /// The modules that a machine loads, in this order.
+    /// The modules that machines load, in this order.
     pub modules: Vec<String>,
     /// Whether boxes that name no kernel get this one.
     pub chosen: bool,
@@ -58,8 +59,8 @@ pub struct Kernel {
 pub struct BootKernel {
     pub name: String,
     pub file: OwnedFd,
-    /// Names and contents, in the order in which a machine loads them.
-    pub modules: Vec<(String, Vec<u8>)>,
+    /// In the order in which the machine loads them.
+    pub modules: Vec<KernelModule>,
     /// Whether the kernel takes devices from its command line.
     pub devices_on_command_line: bool,
 }
@@ -107,6 +108,8 @@ struct Description {
 struct Module {
     name: String,
     bytes: u64,
+    #[serde(default)]
+    only_for_root: bool,
 }
 
 /// The directory of the kernels.
@@ -163,7 +166,7 @@ impl Kernels {
     }
 
     /// Opens a kernel to boot it: `named`, or the chosen one.
-    pub fn boot(&self, named: Option<&str>) -> Result<BootKernel, Error> {
+    pub fn boot(&self, named: Option<&str>, privilege: Privilege) -> Result<BootKernel, Error> {
         let kernel = match named {
             Some(name) => self.find(name)?,
             None => self.chosen()?.ok_or_else(|| {
@@ -179,11 +182,13 @@ impl Kernels {
         let description = read_description(&file, bytes).context(cannot)?.ok_or_else(missing)?;
         let mut at = description.elf_bytes;
         let mut modules = Vec::with_capacity(description.modules.len());
-        for Module { name, bytes } in description.modules {
-            let mut content = vec![0; bytes as usize];
-            file.read_exact_at(&mut content, at).context(cannot)?;
+        for Module { name, bytes, only_for_root } in description.modules {
+            if !only_for_root || privilege == Privilege::BoxRoot {
+                let mut content = vec![0; bytes as usize];
+                file.read_exact_at(&mut content, at).context(cannot)?;
+                modules.push(KernelModule { name, content, only_for_root });
+            }
             at += bytes;
-            modules.push((name, content));
         }
         Ok(BootKernel {
             name: kernel.name,
@@ -270,7 +275,7 @@ impl Kernels {
         let cannot = || format!("cannot write the kernel {name}");
         let mut draft = Draft::create(directory.as_fd(), &file_name, mode).context(cannot)?;
         let elf = std::iter::once(package.elf.bytes());
-        let modules = chosen.modules.iter().map(|(_, module)| module.as_slice());
+        let modules = chosen.modules.iter().map(|module| module.content.as_slice());
         let length = (end.len() as u64).to_le_bytes();
         for part in elf.chain(modules).chain([end.as_slice(), &length, &MAGIC]) {
             draft.file().write_all(part).context(cannot)?;
@@ -370,9 +375,10 @@ impl Kernels {
 }
 
 fn description(package: &Package, chosen: &Chosen) -> Description {
-    let module = |(name, content): &(String, Vec<u8>)| Module {
-        name: name.clone(),
-        bytes: content.len() as u64,
+    let module = |it: &KernelModule| Module {
+        name: it.name.clone(),
+        bytes: it.content.len() as u64,
+        only_for_root: it.only_for_root,
     };
     Description {
         release: package.elf.release(),

@@ -17,7 +17,7 @@ pub mod initramfs;
 pub mod kernels;
 pub mod monitor;
 mod package;
-mod parts;
+pub mod parts;
 pub mod qemu;
 
 /// What the user has set for all machines.

@@ -21,16 +21,49 @@ const PARTS: [Part; 6] = [
     Part { module: "virtio_balloon", purpose: "memory limits", trace: "virtio_balloon" },
 ];
 
+/// What container engines need, for boxes with `--root`. A kernel without them boots machines all the
+/// same. A module comes after those that it asks the kernel for while it starts, which are not listed as
+/// its dependencies: `libcrc32c` asks for `crc32c_generic`.
+const FOR_CONTAINERS: [&str; 18] = [
+    "crc32c_generic",
+    "bridge",
+    "br_netfilter",
+    "veth",
+    "nf_tables",
+    "nft_compat",
+    "nft_chain_nat",
+    "nft_ct",
+    "nft_masq",
+    "nft_nat",
+    "xt_addrtype",
+    "xt_comment",
+    "xt_conntrack",
+    "xt_mark",
+    "xt_MASQUERADE",
+    "xt_multiport",
+    "xt_nat",
+    "xt_tcpudp",
+];
+
 /// Longer than any chain of dependencies, so that a circle ends.
 const DEPTH_MAX: usize = 32;
 /// The name under which ACPI lists virtio devices, and the one for those of the command line.
 const ACPI_DEVICES: &str = "LNRO0005";
 const LINE_DEVICES: &str = "virtio-mmio-cmdline";
 
+/// A module of a kernel.
+#[derive(Debug)]
+pub struct KernelModule {
+    pub name: String,
+    pub content: Vec<u8>,
+    /// Whether only machines of boxes with `--root` load it.
+    pub only_for_root: bool,
+}
+
 /// The modules that a machine loads, in this order.
 #[derive(Debug, Default)]
 pub struct Chosen {
-    pub modules: Vec<(String, Vec<u8>)>,
+    pub modules: Vec<KernelModule>,
     /// Whether the kernel takes devices from its command line, so that it boots without ACPI.
     pub devices_on_command_line: bool,
 }
@@ -55,6 +88,13 @@ pub fn choose(package: &Package) -> Result<Chosen, Error> {
     if !finds_devices && !missing.iter().any(|it| it.starts_with("virtio_mmio")) {
         missing.push("virtio_mmio with ACPI or with devices on the command line".to_owned());
     }
+    let needed = chosen.modules.len();
+    for module in FOR_CONTAINERS {
+        if !package.has_built_in(module, None) {
+            chosen.add(package, module, 0).ok();
+        }
+    }
+    chosen.modules[needed..].iter_mut().for_each(|module| module.only_for_root = true);
     match missing.is_empty() {
         true => Ok(chosen),
         false => Err(Error::bad_request(format!(
@@ -69,7 +109,7 @@ pub fn choose(package: &Package) -> Result<Chosen, Error> {
 impl Chosen {
     /// Adds a module behind those that it depends on. Returns `false` if the package lacks it.
     fn add(&mut self, package: &Package, name: &str, depth: usize) -> Result<bool, Error> {
-        if self.modules.iter().any(|(it, _)| it == name) {
+        if self.modules.iter().any(|it| it.name == name) {
             return Ok(true);
         }
         let Some(module) = package.module(name)? else {
@@ -89,13 +129,14 @@ impl Chosen {
                 return Err(Error::bad_request(message));
             }
         }
-        self.modules.push((name.to_owned(), module));
+        let name = name.to_owned();
+        self.modules.push(KernelModule { name, content: module, only_for_root: false });
         Ok(true)
     }
 
     fn has_text(&self, package: &Package, text: &str) -> bool {
         let has = |module: &[u8]| memchr::memmem::find(module, text.as_bytes()).is_some();
-        self.modules.iter().any(|(_, module)| has(module)) || package.elf.contains(text)
+        self.modules.iter().any(|it| has(&it.content)) || package.elf.contains(text)
     }
 }
 

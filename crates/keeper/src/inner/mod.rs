@@ -24,11 +24,12 @@ use rustix::event::poll;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::system::{RebootCommand, reboot};
 use rustix::time::{ClockId, Timespec, clock_settime};
-use tare_control::{Channel, GuestPlan, KEEPER_NAME, MACHINE_NAME, PLAN_BYTES_MAX, Role};
+use tare_control::{Channel, GuestPlan, KEEPER_NAME, MACHINE_NAME, PLAN_BYTES_MAX, ProcPlan, Role};
 use tare_kernel::cgroup::Cgroup;
 use tare_kernel::clock::{boot_ns, timespec};
 use tare_kernel::fds::{open_null, open_path};
 use tare_kernel::spawn::{Namespaces, Privilege, SpawnOrder, spawn};
+use tare_kernel::{launch, network};
 
 use crate::relay::inner::{InnerMachine, serve};
 
@@ -42,6 +43,9 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 const CONTROL: &str = "/control";
 const CGROUPS: &str = "/sys/fs/cgroup";
 const BOX_CGROUP: &str = "box";
+/// The cgroup of the keeper and of what it starts, where the box may make others beside it.
+const FIRST_CGROUP: &str = "init";
+const CONTROLLERS: &str = "cgroup.subtree_control";
 
 /// The whole life of the first process of a machine.
 pub fn main() -> ExitCode {
@@ -97,7 +101,11 @@ impl InnerMachine for Starter {
         // process that uses it.
         fs::write("/proc/sys/vm/overcommit_memory", "1").ok();
         let trees = mounts::share(&trees)?;
-        let cgroup = cgroup(pids)?;
+        // The box has the network of the machine, which is loopback.
+        network::set_up_own(open_path(CWD, c"/proc/sys")?.as_fd())?;
+        let owns_kernel = plan.filesystem.as_ref().is_some_and(|it| it.proc == ProcPlan::OwnKernel);
+        let cgroup =
+            if owns_kernel { delegated_cgroup(pids)? } else { cgroup(pids, "+pids +memory")? };
         let listener: OwnedFd = UnixListener::bind(CONTROL)?.into();
         let (ours, theirs) = UnixStream::pair()?;
         let uid_lock = open_null()?;
@@ -150,10 +158,27 @@ fn set_clock(now_ns: u64) {
 }
 
 /// Makes the cgroup of the box, which limits its processes. The limit has room for the keeper too.
-fn cgroup(pids: u32) -> io::Result<Cgroup> {
+fn cgroup(pids: u32, controllers: &str) -> io::Result<Cgroup> {
     let root = Cgroup::open(std::path::Path::new(CGROUPS))?;
-    root.write("cgroup.subtree_control", "+pids +memory")?;
+    root.write(CONTROLLERS, controllers)?;
     let own = root.make_below(BOX_CGROUP, None)?;
     own.write("pids.max", &pids.saturating_add(1).to_string())?;
     Ok(own)
+}
+
+/// Makes the cgroup of a box whose programs may make cgroups of their own. They see it as the root of
+/// all. The processes of the box are one below: the kernel gives controllers to the cgroups below one
+/// only if it has no processes itself (cgroups(7)).
+fn delegated_cgroup(pids: u32) -> io::Result<Cgroup> {
+    let root = Cgroup::open(std::path::Path::new(CGROUPS))?;
+    let all = root.read("cgroup.controllers")?;
+    let all: Vec<String> = all.split_whitespace().map(|it| format!("+{it}")).collect();
+    let own = cgroup(pids, &all.join(" "))?;
+    // The root of a cgroup namespace is the cgroup of the process that makes it (cgroup_namespaces(7)).
+    own.write("cgroup.procs", "0")?;
+    launch::own_cgroup_namespace()?;
+    root.write("cgroup.procs", "0")?;
+    let first = own.make_below(FIRST_CGROUP, None)?;
+    own.write(CONTROLLERS, &all.join(" "))?;
+    Ok(first)
 }

@@ -13,8 +13,10 @@ use tare_control::SharedTree;
 use tare_kernel::fds::{open_directory, open_file};
 use tare_kernel::mount::{self, Attributes, NOSUID_NODEV, Reach};
 
-/// The modules, which are loaded in the order of their names.
+/// The modules that the machine needs, which are loaded in the order of their names.
 const MODULES: &CStr = c"/modules";
+/// The modules that only programs in the box need.
+const MORE_MODULES: &CStr = c"/more-modules";
 const SHARES: &str = "/shares";
 
 /// No set-id bits, no devices, no programs.
@@ -23,7 +25,11 @@ const NOTHING: Attributes = NOSUID_NODEV.union(Attributes::MOUNT_ATTR_NOEXEC);
 /// Loads the modules, and moves to a root of its own on a tmpfs: the keeper could not leave the
 /// root into which the kernel unpacks the first files by pivot_root(2).
 pub fn enter_own_root() -> io::Result<()> {
-    load_modules()?;
+    load_modules(MODULES)?;
+    // The machine works without them.
+    if let Err(error) = load_modules(MORE_MODULES) {
+        super::say(&format!("tare: {error}"));
+    }
     let root = mount::filesystem(c"tmpfs", &[("mode", "0755"), ("size", "1m")], NOSUID_NODEV)?;
     for name in [c"proc", c"sys", c"dev", c"shares"] {
         mkdirat(&root, name, Mode::from_raw_mode(0o755))?;
@@ -44,20 +50,23 @@ pub fn enter_own_root() -> io::Result<()> {
     Ok(())
 }
 
-/// Loads every module, and frees the memory of its file.
-fn load_modules() -> io::Result<()> {
-    let directory = open_directory(CWD, MODULES)?;
-    let names = fs::read_dir("/modules")?.map(|entry| Ok(entry?.file_name()));
+/// Loads every module of a directory, and frees the memory of its file. Returns the first error.
+fn load_modules(place: &CStr) -> io::Result<()> {
+    let directory = open_directory(CWD, place)?;
+    let path = place.to_string_lossy();
+    let names = fs::read_dir(&*path)?.map(|entry| Ok(entry?.file_name()));
     let mut names = names.collect::<io::Result<Vec<_>>>()?;
     names.sort();
+    let mut loaded = Ok(());
     for name in names {
         let file = File::from(open_file(&directory, &name)?);
-        finit_module(&file, c"", 0).map_err(|errno| {
+        let result = finit_module(&file, c"", 0).map_err(|errno| {
             io::Error::other(format!("module {}: {errno}", name.to_string_lossy()))
-        })?;
+        });
         unlinkat(&directory, &name, AtFlags::empty())?;
+        loaded = loaded.and(result);
     }
-    Ok(())
+    loaded
 }
 
 /// Mounts the shares, and returns their trees as detached mounts.

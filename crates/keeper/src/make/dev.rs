@@ -1,10 +1,12 @@
 //! `/dev`: six nodes of the host, a terminal multiplexer of its own, shared
-//! memory, and the usual links. The monitor of a machine also has the node of KVM. Nothing else.
+//! memory, and the usual links. The monitor of a machine also has the node of KVM. Nothing else, unless
+//! the box has the kernel for itself.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, mkdirat, symlinkat};
+use rustix::io::Errno;
 use tare_control::SetupStep;
 use tare_kernel::mount::{self, Attributes, Reach};
 use tare_kernel::step::step;
@@ -74,6 +76,25 @@ fn mount_kvm(root: BorrowedFd<'_>, node: &KvmNode) -> std::io::Result<()> {
         }
         KvmNode::Host => mount::bind(c"/dev/kvm", KVM),
     }
+}
+
+/// Mounts all devices of the kernel in a root that is the current directory. Drivers add nodes to them.
+pub fn mount_every_device(root: BorrowedFd<'_>) -> Result<(), Failure> {
+    let dev = mount::filesystem(c"devtmpfs", &[], NOSUID_NOEXEC);
+    dev.and_then(|dev| mount::attach(dev.as_fd(), root, c"dev")).failing(SetupStep::Dev, "/dev")?;
+    for name in [c"dev/pts", c"dev/shm"] {
+        let made = mkdirat(root, name, Mode::from_raw_mode(0o755));
+        made.or_else(unless_there).failing(SetupStep::Dev, &name.to_string_lossy())?;
+    }
+    for (target, name) in LINKS {
+        let made = symlinkat(target, root, name);
+        made.or_else(unless_there).failing(SetupStep::Dev, &name.to_string_lossy())?;
+    }
+    mount_pts(root).failing(SetupStep::Dev, "/dev/pts")
+}
+
+fn unless_there(errno: Errno) -> rustix::io::Result<()> {
+    if errno == Errno::EXIST { Ok(()) } else { Err(errno) }
 }
 
 /// The directory on the scratch space, with its links and empty places for the

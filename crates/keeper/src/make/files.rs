@@ -13,8 +13,8 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use tare_control::{
-    ExportPlan, Filesystem, HostEntry, HostFile, Identity, Role, RootPlan, ScratchPlan, SetupStep,
-    TreeSource, VolumePlan,
+    ExportPlan, Filesystem, HostEntry, HostFile, Identity, ProcPlan, Role, RootPlan, ScratchPlan,
+    SetupStep, TreeSource, VolumePlan,
 };
 use tare_kernel::mount::{self, Attributes, NOSUID_NODEV, Reach};
 use tare_kernel::step::step;
@@ -64,8 +64,11 @@ impl<'a> Trees<'a> {
     }
 }
 
-/// The writable directories, made on the scratch space and mounted in the root under the same names.
-const WRITABLE: [(&CStr, u32); 3] = [(c"tmp", 0o1777), (c"work", 0o755), (SHARED_MEMORY, 0o1777)];
+/// The writable directories, made on the scratch space and mounted in the root under the same names. The
+/// last one is only for boxes that have the kernel for themselves: system programs need it.
+const WRITABLE: [(&CStr, u32); 4] =
+    [(c"tmp", 0o1777), (c"work", 0o755), (SHARED_MEMORY, 0o1777), (RUN, 0o755)];
+const RUN: &CStr = c"run";
 const SHARED_MEMORY: &CStr = c"dev/shm";
 
 /// A read-only directory of the host in which programs count processors.
@@ -124,7 +127,7 @@ pub fn build<'a>(
     mount::make_everything_private().failing(SetupStep::PrivateMounts, "/")?;
     let scratch = make_scratch(plan, trees, owner).failing(SetupStep::Scratch, "tmpfs")?;
     let copy = |name: &CStr| mount::detached_copy(scratch.as_fd(), name, Reach::One);
-    let writable = WRITABLE.map(|(name, _)| copy(name));
+    let writable: Vec<_> = writable(plan).map(|(name, _)| (name, copy(name))).collect();
     if plan.volumes.iter().any(|one| one.source == TreeSource::Work) {
         trees.work = Some(copy(c"work").failing(SetupStep::Scratch, "work")?);
     }
@@ -138,8 +141,13 @@ pub fn build<'a>(
         }
     };
     rustix::process::fchdir(&root).failing(SetupStep::Root, "/")?;
-    dev::mount_dev(root.as_fd(), dev.as_fd(), plan.kvm.then(|| trees.kvm_node()))?;
-    for ((name, _), tree) in WRITABLE.iter().zip(writable) {
+    match plan.proc {
+        ProcPlan::Masked | ProcPlan::Whole => {
+            dev::mount_dev(root.as_fd(), dev.as_fd(), plan.kvm.then(|| trees.kvm_node()))?;
+        }
+        ProcPlan::OwnKernel => dev::mount_every_device(root.as_fd())?,
+    }
+    for (name, tree) in writable {
         tree.and_then(|tree| attach_writable(tree.as_fd(), root.as_fd(), name))
             .failing(SetupStep::Scratch, &name.to_string_lossy())?;
     }
@@ -150,6 +158,12 @@ pub fn build<'a>(
         volumes.push((volume, attach_volume(root.as_fd(), volume, tree)?));
     }
     Ok(Built { root, settings, volumes, rewritable })
+}
+
+/// Returns the writable directories of a box with their modes.
+fn writable(plan: &Filesystem) -> impl Iterator<Item = (&'static CStr, u32)> {
+    let owns_kernel = plan.proc == ProcPlan::OwnKernel;
+    WRITABLE.into_iter().filter(move |(name, _)| *name != RUN || owns_kernel)
 }
 
 /// Mounts a writable directory. Compilers run programs that they made in `/tmp` and `/work`. Nothing
@@ -185,7 +199,7 @@ fn make_scratch(
     mount::attach_over_root(scratch.as_fd())?;
     dev::make_dev(scratch.as_fd(), plan.kvm)?;
     proc::make_masks(scratch.as_fd())?;
-    for (name, mode) in WRITABLE {
+    for (name, mode) in writable(plan) {
         make_directory(scratch.as_fd(), name, mode)?;
     }
     if let Some(Identity { uid, gid }) = owner {
@@ -338,7 +352,8 @@ fn make_mount_points(
     scratch: BorrowedFd<'_>,
     plan: &Filesystem,
 ) -> Result<(), Failure> {
-    for path in [c"proc", c"dev", c"tmp", c"work", c"sys"] {
+    let writable = writable(plan).map(|(name, _)| name).filter(|name| *name != SHARED_MEMORY);
+    for path in [c"proc", c"dev", c"sys"].into_iter().chain(writable) {
         open_or_make(root, path, Kind::Directory, ResolveFlags::NO_SYMLINKS)
             .failing(SetupStep::Root, &path.to_string_lossy())?;
     }
@@ -355,7 +370,7 @@ fn make_volume_points(
     let is_writable = |path: &CStr| {
         let relative = path.to_bytes().strip_prefix(b"/").unwrap_or_default();
         let rest = |name: &CStr| relative.strip_prefix(name.to_bytes());
-        WRITABLE.iter().any(|(name, _)| rest(name).is_some_and(|rest| rest.starts_with(b"/")))
+        writable(plan).any(|(name, _)| rest(name).is_some_and(|rest| rest.starts_with(b"/")))
     };
     for volume in &plan.volumes {
         let (path, subject) = volume_path(volume)?;

@@ -164,8 +164,9 @@ fn isolate_files<'a>(
     inherited: &mut InheritedFds,
 ) -> Result<Built<'a>, Failure> {
     // A template makes boxes in other cgroups. With the option `nsdelegate`, the kernel allows that only
-    // to a process whose cgroup namespace has them.
-    if filesystem.proc != ProcPlan::Whole {
+    // to a process whose cgroup namespace has them. The first process of a machine makes the cgroup
+    // namespace of a box that has the kernel for itself.
+    if filesystem.proc == ProcPlan::Masked {
         launch::own_cgroup_namespace().failing(SetupStep::JoinCgroupNamespace, "")?;
     }
     // Every file of the box has exactly the mode that it is made with.

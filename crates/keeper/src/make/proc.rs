@@ -78,8 +78,8 @@ pub fn mount_plain() -> io::Result<OwnedFd> {
     mount::filesystem(c"proc", &[], NOTHING)
 }
 
-/// Mounts `/proc` in a root that is the current directory. Returns its `sys`
-/// while it is still writable; the box sees it read-only.
+/// Mounts `/proc` in a root that is the current directory, and `/sys` if the box has the kernel for
+/// itself. Returns `sys` of `/proc` while it is still writable; most boxes see it read-only.
 pub fn mount(
     plan: ProcPlan,
     root: BorrowedFd<'_>,
@@ -89,12 +89,22 @@ pub fn mount(
         .failing(SetupStep::Proc, "/proc")?;
     mount::attach(proc.as_fd(), root, c"proc").failing(SetupStep::Proc, "/proc")?;
     let settings = open_path(&proc, c"sys").failing(SetupStep::Proc, "sys")?;
-    if plan == ProcPlan::Whole {
-        return Ok(settings);
-    }
-    mask(masks).failing(SetupStep::Proc, "masks")?;
-    for path in READ_ONLY {
-        make_read_only(root, path).failing(SetupStep::Proc, &path.to_string_lossy())?;
+    match plan {
+        ProcPlan::Masked => {
+            mask(masks).failing(SetupStep::Proc, "masks")?;
+            for path in READ_ONLY {
+                make_read_only(root, path).failing(SetupStep::Proc, &path.to_string_lossy())?;
+            }
+        }
+        ProcPlan::Whole => {}
+        ProcPlan::OwnKernel => {
+            for (kind, place) in [(c"sysfs", c"sys"), (c"cgroup2", c"sys/fs/cgroup")] {
+                let mounted = mount::filesystem(kind, &[], NOTHING);
+                mounted
+                    .and_then(|it| mount::attach(it.as_fd(), root, place))
+                    .failing(SetupStep::Proc, &place.to_string_lossy())?;
+            }
+        }
     }
     Ok(settings)
 }

@@ -207,8 +207,10 @@ fn set_limits(profile: &Profile) -> io::Result<()> {
 
 fn give_up_privileges(launch: &Launch<'_>) -> io::Result<()> {
     let capabilities = launch.profile.capabilities;
+    let identity = identity(launch.profile, launch.exec);
     let kept = match capabilities {
-        Capabilities::Untouched => return Ok(()),
+        // The kernel takes the capabilities from a process that stops being root (capabilities(7)).
+        Capabilities::Untouched => return identity.map_or(Ok(()), assume),
         Capabilities::None => CapabilitySet::empty(),
         Capabilities::BoxRoot => caps::BOX_ROOT,
     };
@@ -216,7 +218,7 @@ fn give_up_privileges(launch: &Launch<'_>) -> io::Result<()> {
     if capabilities == Capabilities::None {
         caps::lock_out_root()?;
     }
-    if let Some(identity) = identity(launch.profile, launch.exec) {
+    if let Some(identity) = identity {
         assume(identity)?;
     }
     caps::set_to(kept)
