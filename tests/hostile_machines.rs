@@ -153,7 +153,7 @@ fn a_machine_that_breaks_the_protocol_is_lost() {
 
 const TWICE: &str = "start(); report(COMMAND, STARTED)
 report(COMMAND, *ended(7)); report(COMMAND, *ended(8))
-until_data(OWN); report(OWN, MACHINE_STATE, 0); forever()";
+until_data(OWN); report(OWN, DONE); forever()";
 
 #[test]
 fn a_machine_that_never_answers_keeps_no_client() {

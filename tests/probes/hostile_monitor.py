@@ -7,7 +7,7 @@ import time
 
 HELLO, OPEN, PASS, DATA, END, STOP, CREDIT, RESIZE = range(1, 9)
 MAGIC = int.from_bytes(b"tareport", "little")
-TERMINAL, SETUP_FAILED, _, STARTED, ENDED, DETACHED, DONE, _, _, _, SCRATCH_FULL, MACHINE_STATE = range(12)
+TERMINAL, SETUP_FAILED, _, STARTED, ENDED, DETACHED, DONE, _, _, _, SCRATCH_FULL, MACHINE_USAGE = range(12)
 # The streams of a command: its connection, and its standard streams.
 OWN, COMMAND, STDIN, STDOUT, STDERR = 0, 2, 4, 6, 8
 

@@ -289,10 +289,11 @@ pub enum Report {
     Refused(Refusal),
     /// The scratch space was full when the process had ended; comes before [`Report::Ended`].
     ScratchFull,
-    /// What the first process of a machine knows about it.
-    MachineState {
-        /// How many processes the machine's kernel has killed for memory.
-        oom_kills: u64,
+    /// The usage of a box in a machine, where only the machine's kernel can count processes.
+    MachineUsage {
+        usage: KeeperUsage,
+        /// Without the keeper.
+        processes: u64,
     },
 }
 

@@ -279,7 +279,8 @@ impl Journal {
         self.stopping |= matches!(event.what, BoxEvent::StopRequested { .. });
         self.paused |= event.what == BoxEvent::Paused;
         if let BoxEvent::Ended { wait_status, cause, at_ms } = event.what {
-            let end = End { cause, wait_status, oom: false };
+            // Only the keeper of a machine knows that: other boxes have cgroups that count.
+            let end = End { cause, wait_status, oom: cause == Cause::Memory };
             self.ended = Some(Ended { end, at_ms, at_us: event.at_us });
         }
     }

@@ -256,6 +256,8 @@ pub struct Plan {
     pub profile: Profile,
     /// The workload of this box is a machine, and the command runs in it.
     pub machine: Option<Box<MachinePlan>>,
+    /// The box is in a machine, where the kernel counts for this box alone.
+    pub in_machine: bool,
 }
 
 /// A machine, and the box in it.

@@ -73,7 +73,7 @@ pub fn main() -> ExitCode {
     let Some(end) = supervisor.supervise() else {
         return ExitCode::FAILURE;
     };
-    let end = supervisor.settle_machine(end);
+    supervisor.settle_machine(end);
     conclude(&mut supervisor, end);
     ExitCode::SUCCESS
 }
@@ -136,7 +136,14 @@ impl MadeBox {
                 }
                 None => None,
             },
-            context: ExecContext { profile: plan.profile, cgroup, tasks, output, clone },
+            context: ExecContext {
+                profile: plan.profile,
+                cgroup,
+                tasks,
+                output,
+                clone,
+                in_machine: plan.in_machine,
+            },
             journal,
             child_signal,
             freezer,
@@ -170,6 +177,7 @@ impl MadeBox {
             has_scratch: self.has_scratch,
             connections: Connections::default(),
             machine,
+            usage_calls: Vec::new(),
             lost: None,
             is_failed: false,
             _uid_lock: self.uid_lock,

@@ -56,6 +56,8 @@ pub struct Machine {
     console: Console,
     /// The connection to the first process of the machine.
     own: Option<Channel>,
+    /// How many requests over `own` it has not answered yet.
+    unanswered: u32,
     stage: BootStage,
     boot_until_ns: u64,
 }
@@ -124,6 +126,7 @@ impl Machine {
             relay: Relay::new(port.into(), Side::Outer).map_err(streams)?,
             console: Console { fd: Some(console.into()), last: Vec::new() },
             own: None,
+            unanswered: 0,
             stage: BootStage::Booting(Box::new(guest)),
             boot_until_ns: boot_ns().saturating_add(boot_within_ns),
         })
@@ -174,7 +177,8 @@ impl Machine {
         match &self.stage {
             BootStage::Booting(_) if self.relay.is_greeted() => self.send_plan(),
             BootStage::Starting => self.hear_start(),
-            BootStage::Booting(_) | BootStage::Ready | BootStage::Failed { .. } => {}
+            BootStage::Ready => self.hear_answers(),
+            BootStage::Booting(_) | BootStage::Failed { .. } => {}
         }
         if matches!(self.stage, BootStage::Booting(_) | BootStage::Starting)
             && self.boot_until_ns <= boot_ns()
@@ -199,30 +203,52 @@ impl Machine {
     }
 
     /// Waits until the machine has written everything to its volumes, at most until `until_ns` and
-    /// for `SYNC_WITHIN`. Returns how many processes its kernel has killed for memory; 0 without an
-    /// answer.
-    pub fn sync(&mut self, until_ns: u64) -> u64 {
+    /// for `SYNC_WITHIN`.
+    pub fn sync(&mut self, until_ns: u64) {
         let within_ns = boot_ns().saturating_add(SYNC_WITHIN.as_nanos() as u64);
         let until_ns = until_ns.min(within_ns);
-        let is_ready = self.is_ready();
-        let Some(own) = self.own.as_mut().filter(|_| is_ready) else { return 0 };
-        if own.send(&ToMachine::Sync, PLAN_BYTES_MAX, &[]).is_err() {
-            return 0;
-        }
-        while self.relay.turn().is_ok() && boot_ns() < until_ns {
-            match own.receive::<Report>(REPORT_BYTES_MAX) {
-                Received::Nothing => {}
-                Received::Message(Report::MachineState { oom_kills }) => return oom_kills,
-                Received::Message(_) | Received::Closed => return 0,
+        self.ask(&ToMachine::Sync);
+        while self.unanswered > 0 && self.relay.turn().is_ok() && boot_ns() < until_ns {
+            self.hear_answers();
+            if self.unanswered == 0 || !self.is_ready() {
+                return;
             }
-            let own = (own.as_fd(), PollFlags::IN);
-            let polled = self.relay.interests().chain([own]);
+            let own = self.own.iter().map(|own| (own.as_fd(), PollFlags::IN));
+            let polled = self.relay.interests().chain(own);
             let mut polled: Vec<_> =
                 polled.map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)).collect();
             let left = Duration::from_nanos(until_ns.saturating_sub(boot_ns()));
             poll(&mut polled, Some(&timespec(left))).ok();
         }
-        0
+    }
+
+    /// Sets the clock of the machine after a pause.
+    pub fn set_clock(&mut self) {
+        self.ask(&ToMachine::SetClock { now_ns: now_ns() });
+    }
+
+    /// Sends a request to the first process of a machine that is ready. A machine that takes no requests
+    /// any more does without.
+    fn ask(&mut self, what: &ToMachine) {
+        if let (BootStage::Ready, Some(own)) = (&self.stage, &self.own)
+            && own.send(what, PLAN_BYTES_MAX, &[]).is_ok()
+        {
+            self.unanswered += 1;
+        }
+    }
+
+    /// Reads that requests were carried out.
+    fn hear_answers(&mut self) {
+        while let Some(own) = &mut self.own {
+            match own.receive(REPORT_BYTES_MAX) {
+                Received::Message(Report::Done) if self.unanswered > 0 => self.unanswered -= 1,
+                Received::Nothing => return,
+                Received::Message(_) | Received::Closed => {
+                    self.own = None;
+                    return self.fail(Errno::PROTO);
+                }
+            }
+        }
     }
 
     fn move_bytes(&mut self) {
@@ -239,8 +265,7 @@ impl Machine {
     fn send_plan(&mut self) {
         let stage = std::mem::replace(&mut self.stage, BootStage::Starting);
         let BootStage::Booting(mut guest) = stage else { return };
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        guest.now_ns = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+        guest.now_ns = now_ns();
         let first = encode(&ToMachine::Start(guest), PLAN_BYTES_MAX).map_err(io::Error::other);
         match first.and_then(|first| self.connect(&first, Vec::new())) {
             Ok(own) => self.own = Some(own),
@@ -275,6 +300,12 @@ fn not_started(report: Report) -> Report {
     let Report::LaunchFailed { errno, .. } = report else { return report };
     let subject = format!("cannot start it: {}", io::Error::from_raw_os_error(errno));
     Report::SetupFailed { step: SetupStep::Boot, subject, errno }
+}
+
+/// Returns the time of the host, in nanoseconds since 1970.
+fn now_ns() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn errno(error: &io::Error) -> Errno {

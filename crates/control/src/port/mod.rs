@@ -35,14 +35,15 @@ pub use frame::{DATA_BYTES_MAX, HEAD_BYTES, PORT_VERSION, Passed, PortFrame, Str
 pub use table::{Port, PortEvent, STREAMS_MAX, Side};
 
 /// What the outer keeper asks of the first process of a machine, over the first connection. Each is
-/// answered by one report.
+/// answered by [`Report::Done`](crate::Report::Done).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToMachine {
     /// Start the keeper of the box in the machine. Sent once, before any other connection.
     Start(Box<GuestPlan>),
-    /// Write everything to the shares, and say how the machine is: it is about to end. The answer
-    /// is [`Report::MachineState`](crate::Report::MachineState).
+    /// Write everything to the shares: the machine is about to end.
     Sync,
+    /// Set the clock: the machine was paused. The time is that of the host, in nanoseconds since 1970.
+    SetClock { now_ns: u64 },
 }
 
 /// What the other side did wrong.

@@ -158,7 +158,7 @@ fn await_detached(
             | Report::Input { .. }
             | Report::Refused(_)
             | Report::ScratchFull
-            | Report::MachineState { .. }) => return Err(failed(session.event(report))),
+            | Report::MachineUsage { .. }) => return Err(failed(session.event(report))),
         }
     }
 }

@@ -90,6 +90,7 @@ pub fn plan(
         filesystem: isolated.then(|| filesystem(spec, hostname, trees)),
         profile,
         machine: None,
+        in_machine: false,
     }
 }
 
@@ -117,6 +118,7 @@ pub fn for_name_later(plan: &mut Plan) {
 /// the whole kernel, and only the machine confines the command: it has every capability, and no filter
 /// but one that the user asked for.
 pub fn for_guest(plan: &mut Plan, spec: &Spec) {
+    plan.in_machine = true;
     plan.detached = None;
     plan.own_network = false;
     if spec.privilege == Privilege::Unprivileged {

@@ -37,6 +37,12 @@ pub fn status(at: BoxAt<'_>, observation: &Observation) -> Status {
     } else {
         CgroupUsage::default()
     };
+    let is_machine = observation.is_live() && spec.is_some_and(|spec| spec.machine.is_some());
+    let pids = if is_machine {
+        seen_by_keeper(at, observation, Instant::now() + ANSWERS_WITHIN).1
+    } else {
+        used.pids.map(without_keeper)
+    };
     let ended = observation.ended(at);
     let ended = ended.as_ref();
     let created = lines.created.as_ref();
@@ -51,7 +57,7 @@ pub fn status(at: BoxAt<'_>, observation: &Observation) -> Status {
         lease_ends_at: lease_end(observation),
         command: spec.map_or_else(Vec::new, |spec| texts(&spec.command)),
         labels: spec.map(|spec| spec.labels.clone()).unwrap_or_default(),
-        pids: used.pids.map(without_keeper),
+        pids,
         memory_bytes: used.memory_bytes,
         exit_code: ended.map(|ended| ended.end.code()),
         attached: observation.is_attached(),
@@ -158,13 +164,15 @@ fn usage_of(at: BoxAt<'_>, observation: &Observation, until: Instant) -> Usage {
     let limits = spec.map(|spec| &spec.limits);
     // A contained box has no scratch space.
     let isolated = limits.filter(|_| spec.is_some_and(|spec| spec.isolation == Isolation::Full));
-    let seen = seen_by_keeper(at, observation, until);
+    let (seen, processes) = seen_by_keeper(at, observation, until);
+    let is_machine = spec.is_some_and(|spec| spec.machine.is_some());
+    let pids = if is_machine { processes } else { used.pids.map(without_keeper) };
     let logged = !observation.is_attached();
     Usage {
         memory_bytes: used.memory_bytes,
         memory_limit_bytes: limits.map(|limits| limits.memory_bytes.value()),
         cpu_us: used.cpu_us,
-        pids: used.pids.map(without_keeper),
+        pids,
         pids_limit: limits.map(|limits| u64::from(limits.pids.value())),
         scratch_bytes: seen.and_then(|usage| usage.scratch_bytes),
         scratch_limit_bytes: isolated.map(|limits| limits.scratch_bytes.value()),
@@ -173,19 +181,23 @@ fn usage_of(at: BoxAt<'_>, observation: &Observation, until: Instant) -> Usage {
     }
 }
 
-/// Asks the keeper for usage that only it knows. Does not ask a keeper that is stopped, because it
-/// would not answer.
-fn seen_by_keeper(at: BoxAt<'_>, observation: &Observation, until: Instant) -> Option<KeeperUsage> {
-    let keeper = observation.keeper()?;
+/// Asks the keeper for usage that only it knows: its own, and the number of processes in a machine. Does
+/// not ask a keeper that is stopped, because it would not answer.
+fn seen_by_keeper(
+    at: BoxAt<'_>,
+    observation: &Observation,
+    until: Instant,
+) -> (Option<KeeperUsage>, Option<u64>) {
+    let Some(keeper) = observation.keeper() else { return (None, None) };
     let stat = Procfs::open().ok().and_then(|procfs| procfs.stat(keeper.pid()).ok());
     if Instant::now() >= until || stat.is_some_and(|stat| stat.is_stopped) {
-        return None;
+        return (None, None);
     }
-    let (Report::Usage(usage), _) = link::call(&observation.record, at.id, &Call::Usage).ok()?
-    else {
-        return None;
-    };
-    Some(usage)
+    match link::call(&observation.record, at.id, &Call::Usage) {
+        Ok((Report::Usage(usage), _)) => (Some(usage), None),
+        Ok((Report::MachineUsage { usage, processes }, _)) => (Some(usage), Some(processes)),
+        Ok(_) | Err(_) => (None, None),
+    }
 }
 
 /// Returns what the box holds on the host now, as the table of holdings finds it.

@@ -116,16 +116,18 @@ fn exec_recorded(
     stdin: Stdin,
 ) -> Result<Session, Error> {
     // A command in a machine may start late. Its timeout counts from its start.
-    let late = if record.is_machine() { ANSWER_WITHIN } else { Duration::ZERO };
+    let in_machine = record.is_machine();
+    let late = if in_machine { ANSWER_WITHIN } else { Duration::ZERO };
     let deadline_ns = spec.timeout.map(|timeout| from_now(timeout + late));
     let limits = LimitWatch::new(&cgroup::roots_of(at, record), at.tagged_id());
     let (link, stdio) = start(record, at.id, exec, spec.user, stdin)?;
     link.await_answer(at.id)?;
     let streams = stdio.map(|stdio| stdio.ours).unwrap_or_default();
-    Ok(Session::new(at.id.clone(), link.channel, streams, deadline_ns)
+    let session = Session::new(at.id.clone(), link.channel, streams, deadline_ns)
         .of_command(spec.command.first().cloned(), spec.workdir.clone())
         .booting(Duration::ZERO, spec.timeout)
-        .watching(limits))
+        .watching(limits);
+    Ok(if in_machine { session.in_machine() } else { session })
 }
 
 /// Asks the keeper to start a process. `user` is its user, if not that of the box's command. Returns

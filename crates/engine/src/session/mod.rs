@@ -64,6 +64,10 @@ pub enum Event {
 /// How long a keeper may take to end its process after the deadline.
 const GRACE: Duration = Duration::from_secs(1);
 
+/// How much longer the end of an exec in a machine may take. Its keeper waits five seconds for the
+/// machine.
+const MACHINE_GRACE: Duration = Duration::from_secs(5);
+
 /// A process in a box. It ends with this value, unless it was started detached.
 #[derive(Debug)]
 pub struct Session {
@@ -91,7 +95,9 @@ pub struct Session {
 struct Observed {
     /// How long the box's machine may boot before the command starts.
     boot_within: Duration,
-    /// Counts from the start of the command, if its machine boots first.
+    /// How much longer the end after the deadline may take.
+    machine_grace: Duration,
+    /// Counts from the start of the command, if it is in a machine.
     timeout: Option<Duration>,
     /// Why the process could not be started.
     failure: Option<String>,
@@ -184,6 +190,12 @@ impl Session {
     /// Makes this the session that ends its box.
     pub(crate) fn owning(self, owned: OwnedBox) -> Self {
         Self { owned: Some(Box::new(owned)), ..self }
+    }
+
+    /// The process is in a machine, where its tree has more time to end.
+    pub(crate) fn in_machine(mut self) -> Self {
+        self.observed.machine_grace = MACHINE_GRACE;
+        self
     }
 
     /// The box's machine boots first. The timeout counts from the start of the command.
@@ -392,7 +404,7 @@ impl Session {
             | Report::Usage(_)
             | Report::Input { .. }
             | Report::ScratchFull
-            | Report::MachineState { .. } => self.lost(),
+            | Report::MachineUsage { .. } => self.lost(),
         }
     }
 
@@ -419,7 +431,10 @@ impl Session {
     /// file system that does not answer.
     pub fn overdue_in(&self) -> Option<Duration> {
         let deadline = Duration::from_nanos(self.deadline_ns?);
-        Some((deadline + GRACE).saturating_sub(Duration::from_nanos(boot_ns())))
+        Some(
+            (deadline + GRACE + self.observed.machine_grace)
+                .saturating_sub(Duration::from_nanos(boot_ns())),
+        )
     }
 
     /// Sends a signal to the process.

@@ -96,7 +96,7 @@ pub struct Starter {
 impl InnerMachine for Starter {
     fn start(&mut self, guest: GuestPlan) -> io::Result<OwnedFd> {
         let GuestPlan { mut plan, trees, pids, now_ns } = guest;
-        set_clock(now_ns);
+        self.set_clock(now_ns);
         // As in a native box, a process may allocate more memory than there is. The kernel kills a
         // process that uses it.
         fs::write("/proc/sys/vm/overcommit_memory", "1").ok();
@@ -143,18 +143,11 @@ impl InnerMachine for Starter {
         rustix::fs::sync();
     }
 
-    fn oom_kills(&self) -> u64 {
-        let counters = fs::read_to_string("/proc/vmstat").unwrap_or_default();
-        let killed = counters.lines().find_map(|line| line.strip_prefix("oom_kill "));
-        killed.and_then(|count| count.parse().ok()).unwrap_or(0)
+    fn set_clock(&mut self, now_ns: u64) {
+        let seconds = i64::try_from(now_ns / 1_000_000_000).unwrap_or(i64::MAX);
+        let now = Timespec { tv_sec: seconds, tv_nsec: (now_ns % 1_000_000_000) as i64 };
+        clock_settime(ClockId::Realtime, now).ok();
     }
-}
-
-/// `now_ns` is the time of the host, in nanoseconds since 1970.
-fn set_clock(now_ns: u64) {
-    let seconds = i64::try_from(now_ns / 1_000_000_000).unwrap_or(i64::MAX);
-    let now = Timespec { tv_sec: seconds, tv_nsec: (now_ns % 1_000_000_000) as i64 };
-    clock_settime(ClockId::Realtime, now).ok();
 }
 
 /// Makes the cgroup of the box, which limits its processes. The limit has room for the keeper too.

@@ -35,6 +35,8 @@ use crate::process::tree::TreeMark;
 use crate::programs::{file, tar};
 
 const SIGKILL: i32 = 9;
+/// How long the keeper in a machine may take to kill the tree of an exec whose timeout has passed.
+const KILLED_IN_MACHINE_WITHIN_NS: u64 = 5_000_000_000;
 /// How the journal calls a clone.
 const CLONE_NAME: &[u8] = b"clone";
 /// The signals that ask a process to end: SIGHUP, SIGINT, SIGQUIT and SIGTERM.
@@ -52,6 +54,8 @@ pub struct ExecContext {
     pub output: Option<Output>,
     /// The clone of a template, until it is started.
     pub clone: Option<WaitingClone>,
+    /// The box is in a machine, where the kernel counts for this box alone.
+    pub in_machine: bool,
 }
 
 /// A process that the keeper started, and every process that it started in turn.
@@ -65,6 +69,8 @@ pub struct Execution {
     channel: Option<Channel>,
     mark: Option<TreeMark>,
     deadline_ns: Option<u64>,
+    /// In a machine: how many processes its kernel had killed for memory at the start.
+    oom_kills_before: Option<u64>,
     stage: Stage,
     pub ends_box: bool,
     /// The client has sent a signal that asks the process to end: its tree ends with it.
@@ -123,7 +129,8 @@ impl Remote {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Stage {
     Running,
-    /// Every process of its tree is being killed. Afterwards the keeper sends this report.
+    /// Every process of its tree is being killed. Afterwards the keeper sends this report. The keeper in
+    /// a machine kills a tree there.
     Ending(Option<Report>),
     Over,
 }
@@ -137,6 +144,7 @@ pub fn start(
     ends_box: bool,
 ) -> Result<Execution, Report> {
     let streams = streams_of(client, exec, context, ends_box)?;
+    let oom_kills_before = context.in_machine.then(oom_kills);
     let cgroup = context.cgroup.as_ref().map(AsFd::as_fd);
     let tasks = context.tasks.as_ref().map(AsFd::as_fd);
     let launch = Launch { profile: &context.profile, exec, streams, cgroup, tasks, passed: &[] };
@@ -151,6 +159,7 @@ pub fn start(
         pid: Some(pid),
         mark,
         deadline_ns: exec.timeout_ns.map(|left| boot_ns().saturating_add(left)),
+        oom_kills_before,
         ends_box,
         ..Execution::without_command()
     })
@@ -166,6 +175,7 @@ impl Execution {
             channel: None,
             mark: None,
             deadline_ns: None,
+            oom_kills_before: None,
             stage: Stage::Running,
             ends_box: true,
             asked_to_end: false,
@@ -200,17 +210,20 @@ impl Execution {
 
     /// Handles the end that the keeper in the machine reports.
     pub fn ended_in_machine(&mut self, end: End) {
-        if self.stage != Stage::Running {
-            return;
-        }
-        self.end = Some(end);
         if let Some(remote) = &mut self.remote {
             remote.channel = None;
         }
-        if self.ends_box {
-            self.stage = Stage::Over;
-        } else {
-            self.conclude(Some(&Report::Ended(end)));
+        match &self.stage {
+            Stage::Running => {
+                self.end = Some(end);
+                if self.ends_box {
+                    self.stage = Stage::Over;
+                } else {
+                    self.conclude(Some(&Report::Ended(end)));
+                }
+            }
+            Stage::Ending(report) => self.conclude(report.clone().as_ref()),
+            Stage::Over => {}
         }
     }
 
@@ -260,8 +273,9 @@ impl Execution {
         self.stage == Stage::Over
     }
 
+    /// Returns whether its tree has to be killed once more, soon.
     pub fn is_ending(&self) -> bool {
-        matches!(self.stage, Stage::Ending(_))
+        matches!(self.stage, Stage::Ending(_)) && self.remote.is_none()
     }
 
     /// Returns how the box ends, if this execution ends it.
@@ -284,7 +298,8 @@ impl Execution {
     pub fn deadline_ns(&self) -> Option<u64> {
         match self.stage {
             Stage::Running => self.deadline_ns,
-            Stage::Ending(_) | Stage::Over => None,
+            Stage::Ending(_) => self.deadline_ns.filter(|_| self.remote.is_some()),
+            Stage::Over => None,
         }
     }
 
@@ -309,6 +324,7 @@ impl Execution {
     /// first. `is_stopped`: a stop of the box went to its execs.
     pub fn ended(&mut self, status: WaitStatus, is_stopped: bool) {
         let mut end = End::of_command(status.as_raw());
+        end.oom = self.oom_kills_before.is_some_and(|before| oom_kills() > before);
         if is_stopped && !self.ends_box && !self.is_copy {
             end.cause = Cause::Stopped;
         }
@@ -372,6 +388,12 @@ impl Execution {
     }
 
     pub fn time_out(&mut self) {
+        if let Stage::Ending(report) = &self.stage {
+            // The machine has not answered in time. It kills the tree of a process whose client is gone.
+            let report = report.clone();
+            self.remote.iter_mut().for_each(|remote| remote.channel = None);
+            return self.conclude(report.as_ref());
+        }
         let end = End::killed(Cause::Timeout);
         self.end(end, Some(Report::Ended(end)));
     }
@@ -392,6 +414,13 @@ impl Execution {
             return;
         }
         if let Some(remote) = &mut self.remote {
+            let at_once = Request::Deadline { at_ns: 0 };
+            let asked = remote.channel.as_ref().filter(|_| report.is_some());
+            if asked.is_some_and(|it| it.send(&at_once, REQUEST_BYTES_MAX, &[]).is_ok()) {
+                self.deadline_ns = Some(boot_ns().saturating_add(KILLED_IN_MACHINE_WITHIN_NS));
+                self.stage = Stage::Ending(report);
+                return;
+            }
             // The keeper in the machine kills the tree of a process whose client is gone.
             (remote.channel, remote.waiting) = (None, None);
             return self.conclude(report.as_ref());
@@ -417,6 +446,13 @@ impl Execution {
         }
         self.stage = Stage::Over;
     }
+}
+
+/// Returns how many processes the kernel has killed for memory.
+fn oom_kills() -> u64 {
+    let counters = std::fs::read_to_string("/proc/vmstat").unwrap_or_default();
+    let killed = counters.lines().find_map(|line| line.strip_prefix("oom_kill "));
+    killed.and_then(|count| count.parse().ok()).unwrap_or(0)
 }
 
 /// Returns the event of a start, or of a failed start, for the journal.

@@ -29,8 +29,8 @@ pub trait InnerMachine {
     fn connect(&mut self) -> io::Result<OwnedFd>;
     /// Writes everything to the shares that is not written yet.
     fn sync(&mut self);
-    /// Returns how many processes the kernel has killed for memory.
-    fn oom_kills(&self) -> u64;
+    /// `now_ns` is the time of the host, in nanoseconds since 1970.
+    fn set_clock(&mut self, now_ns: u64);
 }
 
 /// Relays until the outer keeper closes the first connection. An error says that the port failed.
@@ -91,7 +91,11 @@ impl Joins {
                 },
                 Received::Message(ToMachine::Sync) => {
                     machine.sync();
-                    Report::MachineState { oom_kills: machine.oom_kills() }
+                    Report::Done
+                }
+                Received::Message(ToMachine::SetClock { now_ns }) => {
+                    machine.set_clock(now_ns);
+                    Report::Done
                 }
                 Received::Nothing => return,
                 Received::Closed => {

@@ -7,6 +7,7 @@ use tare_control::{
 use tare_kernel::clock::boot_ns;
 
 use crate::cgroup::Freezer;
+use crate::machine::Machine;
 use crate::process;
 use crate::serve::Supervisor;
 
@@ -36,7 +37,14 @@ impl Supervisor {
                 (Report::Done, None)
             }
             Call::Freeze => (self.freeze(), None),
-            Call::Resumed => (Report::Done, Some(BoxEvent::Resumed)),
+            Call::Resumed => {
+                self.machine.iter_mut().for_each(Machine::set_clock);
+                (Report::Done, Some(BoxEvent::Resumed))
+            }
+            Call::Usage if self.machine.is_some() => return self.ask_for_usage(channel),
+            Call::Usage if self.context.in_machine => {
+                (Report::MachineUsage { usage: self.usage(), processes: processes() }, None)
+            }
             Call::Usage => (Report::Usage(self.usage()), None),
             Call::Input => return self.hand_over_input(&channel),
         };
@@ -98,7 +106,8 @@ impl Supervisor {
         }
     }
 
-    fn usage(&self) -> KeeperUsage {
+    /// Returns the usage that only the keeper can see.
+    pub fn usage(&self) -> KeeperUsage {
         let output = self.context.output.as_ref();
         KeeperUsage {
             scratch_bytes: if self.has_scratch { scratch_bytes() } else { None },
@@ -120,6 +129,14 @@ impl Supervisor {
             None => channel.report(&Report::Refused(Refusal::NoInput)),
         }
     }
+}
+
+/// Returns the number of processes of this box without the keeper.
+fn processes() -> u64 {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let is_process = |name: &std::ffi::OsStr| name.as_encoded_bytes()[0].is_ascii_digit();
+    let count = entries.filter(|entry| is_process(&entry.file_name())).count();
+    count.saturating_sub(1) as u64
 }
 
 /// Every box has this directory on its scratch space. A volume can hide `/work` and `/tmp`.

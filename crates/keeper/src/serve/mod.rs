@@ -30,6 +30,7 @@ use crate::make::{Failing, Failure};
 use crate::process::{self, ExecContext, Execution, launch};
 use crate::serve::connections::{Connection, Connections};
 use crate::serve::deadlines::Deadlines;
+use crate::serve::remote::UsageCall;
 
 /// How many connections may wait to be accepted.
 const BACKLOG: i32 = 256;
@@ -59,6 +60,8 @@ pub struct Supervisor {
     pub connections: Connections,
     /// The machine in which all executions are.
     pub machine: Option<Machine>,
+    /// Clients that wait until the machine says what the box uses.
+    pub usage_calls: Vec<UsageCall>,
     /// The machine has ended, and the box with it.
     pub lost: Option<End>,
     /// The command could not be started in the machine. The creator has got the report.
@@ -240,6 +243,7 @@ impl Supervisor {
         let connections = self.connections.iter().map(|one| one.channel.as_fd());
         let executions = self.executions.iter().filter_map(Execution::channel);
         let remote = self.executions.iter().filter_map(Execution::remote_channel);
+        let remote = remote.chain(self.usage_calls.iter().map(|call| &call.machine));
         [child]
             .into_iter()
             .chain(listener)
@@ -258,6 +262,8 @@ impl Supervisor {
         let executions = self.executions.iter().filter_map(Execution::deadline_ns);
         let due = self.deadlines.next().into_iter();
         let machine = self.machine.as_ref().and_then(Machine::next_ns);
+        let usage = self.usage_calls.iter().map(|call| call.until_ns);
+        let machine = machine.into_iter().chain(usage);
         let next_ns = due.chain(connections).chain(executions).chain(machine).min()?;
         Some(Duration::from_nanos(next_ns.saturating_sub(boot_ns())))
     }

@@ -1,28 +1,78 @@
 //! Executions in the machine of the box. The keeper in the machine starts them and reports to this
 //! keeper, which reports to the client.
 //!
-//! The machine is untrusted. This keeper takes only the wait status of an end from it, and enforces
-//! the timeouts itself. A report that does not belong to its execution ends that execution as lost.
+//! The machine is untrusted. This keeper takes only the wait status of an end from it, and whether memory
+//! ran out, and enforces the timeouts itself. A report that does not belong to its execution ends that execution as lost.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use tare_control::journal::BoxEvent;
 use tare_control::{
-    CALL_BYTES_MAX, Call, Cause, Channel, End, Exec, ExecStreams, Go, REPORT_BYTES_MAX, Received,
-    Refusal, Report, Request, Versioned, encode,
+    CALL_BYTES_MAX, Call, Cause, Channel, End, Exec, ExecStreams, Go, KeeperUsage, Pressure,
+    REPORT_BYTES_MAX, Received, Refusal, Report, Request, Versioned, encode,
 };
 use tare_kernel::clock::boot_ns;
 
+use crate::cgroup::Freezer;
 use crate::make::Failure;
 use crate::output::Streams;
 use crate::process::{self, Execution, Remote, launch};
 use crate::serve::Supervisor;
 
+/// How long a machine may take to say what its box uses.
+const USAGE_WITHIN_NS: u64 = 1_000_000_000;
+/// How many clients wait for that at once. Others learn only what the host knows.
+const USAGE_CALLS_MAX: usize = 16;
 /// The most turns of the relay that deliver what a machine sent before it ended.
 const LAST_TURNS_MAX: usize = 1024;
 
+/// A client that waits until the machine says what the box uses.
+#[derive(Debug)]
+pub struct UsageCall {
+    client: Channel,
+    /// The connection to the keeper in the machine.
+    pub machine: Channel,
+    pub until_ns: u64,
+}
+
 impl Supervisor {
+    /// Asks the machine what the box uses, and lets the client wait for the answer. A machine that is
+    /// paused or not ready does not answer.
+    pub fn ask_for_usage(&mut self, client: Channel) {
+        let is_frozen = self.freezer.as_ref().is_some_and(Freezer::is_frozen);
+        let is_free = !is_frozen && self.usage_calls.len() < USAGE_CALLS_MAX;
+        let machine = self.machine.as_mut().filter(|machine| is_free && machine.is_ready());
+        let connected = machine.and_then(|machine| {
+            let call = encode(&Versioned::new(Call::Usage), CALL_BYTES_MAX).ok()?;
+            machine.connect(&call, Vec::new()).ok()
+        });
+        match connected {
+            Some(machine) => {
+                let until_ns = boot_ns().saturating_add(USAGE_WITHIN_NS);
+                self.usage_calls.push(UsageCall { client, machine, until_ns });
+            }
+            None => client.report(&Report::Usage(self.usage())),
+        }
+    }
+
+    /// Answers the clients whose machine has answered, or has not in time.
+    fn hear_usage(&mut self) {
+        let own = self.usage();
+        self.usage_calls.retain_mut(|call| match call.machine.receive(REPORT_BYTES_MAX) {
+            Received::Message(Report::MachineUsage { usage, processes }) => {
+                let usage = KeeperUsage { scratch_bytes: usage.scratch_bytes, ..own };
+                call.client.report(&Report::MachineUsage { usage, processes });
+                false
+            }
+            Received::Nothing if boot_ns() < call.until_ns => true,
+            Received::Message(_) | Received::Nothing | Received::Closed => {
+                call.client.report(&Report::Usage(own));
+                false
+            }
+        });
+    }
+
     /// Makes the command wait until the machine is ready. A box without a command waits too.
     pub fn await_machine(
         &mut self,
@@ -86,6 +136,7 @@ impl Supervisor {
         let Some(machine) = &mut self.machine else { return };
         machine.turn();
         self.send_waiting();
+        self.hear_usage();
         self.hear_machine();
         let Some(machine) = &mut self.machine else { return };
         if machine.failure().is_some() {
@@ -99,15 +150,16 @@ impl Supervisor {
         }
     }
 
-    /// Lets the machine of an ended box write its volumes, and asks whether its kernel killed a
-    /// process of the box for memory. A box that is ended by force does not wait for its machine.
-    pub fn settle_machine(&mut self, end: End) -> End {
-        let is_by_itself = matches!(end.cause, Cause::Exited | Cause::Signalled | Cause::Stopped);
-        let Some(machine) = self.machine.as_mut().filter(|_| is_by_itself) else { return end };
+    /// Lets the machine of an ended box write its volumes. A box that is ended by force does not wait
+    /// for its machine.
+    pub fn settle_machine(&mut self, end: End) {
+        let is_by_itself =
+            matches!(end.cause, Cause::Exited | Cause::Signalled | Cause::Stopped | Cause::Memory);
+        let Some(machine) = self.machine.as_mut().filter(|_| is_by_itself) else { return };
         // The wait ends with the next deadline, so that a box whose command has ended in time is
         // not killed for its timeout.
         let until_ns = self.deadlines.next().unwrap_or(u64::MAX);
-        End { oom: end.oom || machine.sync(until_ns) > 0, ..end }
+        machine.sync(until_ns);
     }
 
     /// Ends the box with its machine, unless something else has ended it.
@@ -178,10 +230,11 @@ impl Supervisor {
         let ends_box = self.executions[index].ends_box;
         match report {
             Report::Started => self.started_in_machine(index),
-            // Only the wait status is taken from the machine. This keeper knows the cause.
-            Report::Ended(End { wait_status, .. }) => {
+            // This keeper knows the cause, unless the machine's kernel killed a process for memory.
+            Report::Ended(End { wait_status, oom, .. }) => {
                 self.report_full_scratch(index);
-                self.executions[index].ended_in_machine(End::of_command(wait_status));
+                let end = End { oom, ..End::of_command(wait_status) };
+                self.executions[index].ended_in_machine(end.under(Pressure::default()));
             }
             Report::Terminal => self.take_terminal(index, passed),
             Report::ScratchFull => {
@@ -204,7 +257,7 @@ impl Supervisor {
             | Report::Done
             | Report::Usage(_)
             | Report::Input { .. }
-            | Report::MachineState { .. } => {
+            | Report::MachineUsage { .. } => {
                 self.executions[index].ended_in_machine(End::killed(Cause::MachineLost));
             }
         }
