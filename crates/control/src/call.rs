@@ -110,6 +110,10 @@ pub enum Call {
     Freeze,
     /// The workload was resumed by the caller: write it to the journal.
     Resumed,
+    /// The machine of the box is to give back this much of the memory that it was started with.
+    MachineMemory { less_bytes: u64 },
+    /// The box in the machine may have this many processes.
+    MachinePids(u32),
 }
 
 /// Another process of the workload, with the box's own limits and filters.
@@ -294,6 +298,8 @@ pub enum Report {
         usage: KeeperUsage,
         /// Without the keeper.
         processes: u64,
+        /// What the machine's kernel manages, without what the machine gave back.
+        memory_bytes: u64,
     },
 }
 

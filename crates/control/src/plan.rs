@@ -267,6 +267,10 @@ pub struct MachinePlan {
     pub monitor: Vec<Vec<u8>>,
     /// How long the machine may take until its keeper answers.
     pub boot_ns: u64,
+    /// The memory that the machine is started with.
+    pub memory_bytes: u64,
+    /// The command that sets the memory of the machine, with `{}` for the number of MiB.
+    pub set_memory: String,
     pub guest: GuestPlan,
 }
 
@@ -300,4 +304,6 @@ pub enum MonitorFd {
     Console = 4,
     Kernel = 5,
     Initramfs = 6,
+    /// It takes commands from here.
+    Commands = 7,
 }

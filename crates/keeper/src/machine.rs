@@ -54,6 +54,10 @@ pub struct Machine {
     monitor: Pid,
     relay: Relay,
     console: Console,
+    /// Where the monitor takes commands. Its answers are not read.
+    commands: Console,
+    memory_bytes: u64,
+    set_memory: String,
     /// The connection to the first process of the machine.
     own: Option<Channel>,
     /// How many requests over `own` it has not answered yet.
@@ -83,10 +87,14 @@ impl Machine {
         let streams = |error: io::Error| {
             Failure::of(SetupStep::Streams, "machine", errno(&error)).into_report()
         };
-        let MachinePlan { monitor, boot_ns: boot_within_ns, guest } = plan;
+        let MachinePlan { monitor, boot_ns: boot_within_ns, memory_bytes, set_memory, guest } =
+            plan;
         let (port, monitors_port) = UnixStream::pair().map_err(streams)?;
         let (console, monitors_console) = UnixStream::pair().map_err(streams)?;
-        console.set_nonblocking(true).map_err(streams)?;
+        let (commands, monitors_commands) = UnixStream::pair().map_err(streams)?;
+        for own in [&console, &commands] {
+            own.set_nonblocking(true).map_err(streams)?;
+        }
         let console_fds = [&monitors_console, &monitors_console].map(|it| it.try_clone());
         let [stdout, stderr] = console_fds.map(|it| it.map(OwnedFd::from));
         let exec = Exec {
@@ -103,6 +111,7 @@ impl Machine {
             monitors_console.as_fd(),
             files.kernel.as_fd(),
             files.initramfs.as_fd(),
+            monitors_commands.as_fd(),
         ];
         let given = given.map(|fd| fcntl_dupfd_cloexec(fd, PLACED_BELOW));
         let given: Result<Vec<OwnedFd>, Errno> = given.into_iter().collect();
@@ -125,6 +134,9 @@ impl Machine {
             monitor: pid,
             relay: Relay::new(port.into(), Side::Outer).map_err(streams)?,
             console: Console { fd: Some(console.into()), last: Vec::new() },
+            commands: Console { fd: Some(commands.into()), last: Vec::new() },
+            memory_bytes,
+            set_memory,
             own: None,
             unanswered: 0,
             stage: BootStage::Booting(Box::new(guest)),
@@ -155,8 +167,9 @@ impl Machine {
 
     pub fn interests(&self) -> impl Iterator<Item = (BorrowedFd<'_>, PollFlags)> {
         let own = self.own.iter().map(|own| (own.as_fd(), PollFlags::IN));
-        let console = self.console.fd.iter().map(|fd| (fd.as_fd(), PollFlags::IN));
-        self.relay.interests().chain(own).chain(console)
+        let texts = [&self.console, &self.commands].into_iter().filter_map(|it| it.fd.as_ref());
+        let texts = texts.map(|fd| (fd.as_fd(), PollFlags::IN));
+        self.relay.interests().chain(own).chain(texts)
     }
 
     /// Returns the time at which the next turn is due.
@@ -173,6 +186,7 @@ impl Machine {
     /// Does what can be done without waiting.
     pub fn turn(&mut self) {
         self.console.read();
+        self.commands.read();
         self.move_bytes();
         match &self.stage {
             BootStage::Booting(_) if self.relay.is_greeted() => self.send_plan(),
@@ -225,6 +239,20 @@ impl Machine {
     /// Sets the clock of the machine after a pause.
     pub fn set_clock(&mut self) {
         self.ask(&ToMachine::SetClock { now_ns: now_ns() });
+    }
+
+    /// Sets how many processes the box in the machine may have.
+    pub fn set_pids(&mut self, pids: u32) {
+        self.ask(&ToMachine::SetPids(pids));
+    }
+
+    /// Makes the monitor ask the machine for memory, or give memory back to it. Returns whether the
+    /// monitor gets the command.
+    pub fn set_memory(&mut self, less_bytes: u64) -> bool {
+        let mib = self.memory_bytes.saturating_sub(less_bytes) >> 20;
+        let command = self.set_memory.replace("{}", &mib.to_string());
+        let sent = self.commands.fd.as_ref().map(|fd| rustix::io::write(fd, command.as_bytes()));
+        sent.is_some_and(|sent| sent == Ok(command.len()))
     }
 
     /// Sends a request to the first process of a machine that is ready. A machine that takes no requests
@@ -312,7 +340,7 @@ fn errno(error: &io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
 }
 
-/// What the machine and its monitor print.
+/// What the machine and its monitor print, or what the monitor answers to commands.
 #[derive(Debug)]
 struct Console {
     /// `None` after its end.

@@ -44,6 +44,8 @@ pub enum ToMachine {
     Sync,
     /// Set the clock: the machine was paused. The time is that of the host, in nanoseconds since 1970.
     SetClock { now_ns: u64 },
+    /// Set how many processes the box may have.
+    SetPids(u32),
 }
 
 /// What the other side did wrong.

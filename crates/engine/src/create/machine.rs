@@ -151,6 +151,8 @@ impl<'a> Machine<'a> {
         outer.machine = Some(Box::new(MachinePlan {
             monitor: words.map(OsString::into_vec).collect(),
             boot_ns: u64::try_from(self.boot_within.as_nanos()).unwrap_or(u64::MAX),
+            memory_bytes: order.memory_bytes,
+            set_memory: self.monitor.set_memory().to_owned(),
             guest: GuestPlan {
                 plan,
                 trees: trees(&self.inner.volumes),
@@ -256,13 +258,17 @@ fn check(NewBox { spec, mode }: NewBox<'_>) -> Result<(), Error> {
     if mode.options().is_some_and(|options| options.keep) {
         return refused("files that outlive it", Hint::FilesOfMachine);
     }
-    let memory = spec.limits.memory_bytes.value();
-    if memory < MEMORY_BYTES_MIN {
-        let [memory, least] = [memory, MEMORY_BYTES_MIN].map(quantity::show_bytes);
-        let message = format!("a memory limit of {memory} is too small for a machine");
-        return Err(Error::bad_request(message).with_hint(format!("the least is {least}")));
+    check_memory(spec.limits.memory_bytes.value())
+}
+
+/// Refuses a memory limit with which no machine works.
+pub fn check_memory(bytes: u64) -> Result<(), Error> {
+    if bytes >= MEMORY_BYTES_MIN {
+        return Ok(());
     }
-    Ok(())
+    let [bytes, least] = [bytes, MEMORY_BYTES_MIN].map(quantity::show_bytes);
+    let message = format!("a memory limit of {bytes} is too small for a machine");
+    Err(Error::bad_request(message).with_hint(format!("the least is {least}")))
 }
 
 /// What runs the instructions of a machine.

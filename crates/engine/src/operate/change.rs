@@ -2,14 +2,15 @@
 
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tare_control::Call;
+use tare_control::{Call, Report};
 use tare_kernel::clock::boot_ns;
 use tare_kernel::locks::LOCK_WITHIN;
 use tare_kernel::process::Process;
 
 use crate::care::tend::{observe_tended, settle_name_owner};
+use crate::create::machine::check_memory;
 use crate::error::{Context, Error, Hint};
 use crate::holdings::census::Processes;
 use crate::holdings::cgroup::{self, Which};
@@ -23,7 +24,7 @@ use crate::observe::view::no_box;
 use crate::record::lines::{Lease, Line, UpdatedLine};
 use crate::record::{LockedRecord, Record};
 use crate::session::link;
-use crate::spec::{BoxId, Cpus, Isolation, Limit, Name};
+use crate::spec::{BoxId, Cpus, Isolation, Limit, Limits, Name, quantity};
 
 /// What to change; `None` leaves it as it is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -33,13 +34,6 @@ pub struct Changes {
     pub cpus: Option<Cpus>,
     /// From now on; or never.
     pub lease: Option<Option<Duration>>,
-}
-
-impl Changes {
-    /// Whether a machine would have to be changed.
-    fn are_of_machine(&self) -> bool {
-        self.memory_bytes.is_some() || self.pids.is_some()
-    }
 }
 
 /// Stops every process of a detached box where it is; its deadlines go on.
@@ -123,16 +117,9 @@ pub fn rename(at: BoxAt<'_>, wanted: &Name) -> Result<(), Error> {
 /// Gives a live box other limits, or another lease from now on.
 pub fn update(at: BoxAt<'_>, changes: &Changes) -> Result<(), Error> {
     let (mut record, _) = lock_detached(at, Request::Update, CHANGE_LATER)?;
-    let before = match &record.lines.created {
-        Some(created) if created.spec.machine.is_some() && changes.are_of_machine() => {
-            let message = format!("cannot change the memory or the processes of box {}", at.id);
-            return Err(Error::conflict(message)
-                .caused_by("its machine got them when it was started")
-                .with_hint("make a new box; --cpus and --lease can be changed"));
-        }
-        Some(created) => created.spec.limits.clone(),
-        None => return Err(damaged(at.id)),
-    };
+    let Some(created) = &record.lines.created else { return Err(damaged(at.id)) };
+    let in_machine = created.spec.machine.is_some();
+    let before = created.spec.limits.clone();
     let mut limits = before.clone();
     if let Some(bytes) = changes.memory_bytes {
         limits.memory_bytes = Limit::Asked(bytes);
@@ -143,18 +130,86 @@ pub fn update(at: BoxAt<'_>, changes: &Changes) -> Result<(), Error> {
     limits.cpus = changes.cpus.or(limits.cpus);
     let which = Which {
         memory: changes.memory_bytes.is_some(),
-        pids: changes.pids.is_some(),
+        // The cgroup of a machine's box limits the threads of its monitor.
+        pids: changes.pids.is_some() && !in_machine,
         cpu: changes.cpus.is_some(),
     };
     let parents = cgroup::parents_of(at, &record);
-    let written = cgroup::change(&parents, at.tagged_id(), &limits, which)
-        .and_then(|()| change_lease_and_record(at, &mut record, changes));
+    let set = |limits: &Limits| cgroup::change(&parents, at.tagged_id(), limits, which);
+    let (had, gets) = (before.memory_bytes.value(), limits.memory_bytes.value());
+    let written = if in_machine && gets < had {
+        // The machine gives memory back before its box may use less.
+        change_machine(at, &record, changes, had).and_then(|()| set(&limits))
+    } else if in_machine {
+        set(&limits).and_then(|()| change_machine(at, &record, changes, had))
+    } else {
+        set(&limits)
+    };
+    let written = written.and_then(|()| change_lease_and_record(at, &mut record, changes));
     if written.is_err() {
         // The box keeps no limit that is not on record: quotas count those.
-        cgroup::change(&parents, at.tagged_id(), &before, which).ok();
+        set(&before).ok();
+        if in_machine && changes.pids.is_some() {
+            link::call_done(&record, at.id, &Call::MachinePids(before.pids.value())).ok();
+        }
     }
     written
 }
+
+/// Changes the limits that act in a machine. Returns when the machine has given back the memory that its
+/// box may no longer use.
+fn change_machine(
+    at: BoxAt<'_>,
+    record: &Record,
+    changes: &Changes,
+    memory_before: u64,
+) -> Result<(), Error> {
+    if let Some(pids) = changes.pids {
+        link::call_done(record, at.id, &Call::MachinePids(pids))?;
+    }
+    let Some(wanted) = changes.memory_bytes else { return Ok(()) };
+    check_memory(wanted)?;
+    let most = record.lines.first_memory_bytes.unwrap_or(memory_before);
+    let less = |bytes: u64| Call::MachineMemory { less_bytes: most.saturating_sub(bytes) };
+    if wanted > most {
+        let most = quantity::show_bytes(most);
+        return Err(Error::conflict(format!("cannot give box {} more than {most}", at.id))
+            .caused_by("its machine was started with that much memory")
+            .with_hint("make a new box with --memory"));
+    }
+    let had = machine_memory(at, record);
+    link::call_done(record, at.id, &less(wanted))?;
+    let Some(given_back) = memory_before.checked_sub(wanted) else { return Ok(()) };
+    let enough = had.map(|had| had.saturating_sub(given_back) + MEMORY_SLACK_BYTES);
+    let until = Instant::now() + GIVES_BACK_WITHIN;
+    while Instant::now() < until {
+        if let (Some(now), Some(enough)) = (machine_memory(at, record), enough)
+            && now <= enough
+        {
+            return Ok(());
+        }
+        #[expect(clippy::disallowed_methods, reason = "bounded by GIVES_BACK_WITHIN")]
+        std::thread::sleep(LOOK_AGAIN);
+    }
+    link::call_done(record, at.id, &less(memory_before)).ok();
+    Err(Error::conflict(format!("cannot lower the memory of box {}", at.id))
+        .caused_by("its machine did not give it back in time")
+        .with_hint("end processes or remove files in the box, then try again"))
+}
+
+/// Returns how much memory the kernel of a machine has now, if it says that.
+fn machine_memory(at: BoxAt<'_>, record: &Record) -> Option<u64> {
+    match link::call(record, at.id, &Call::Usage) {
+        Ok((Report::MachineUsage { memory_bytes, .. }, _)) => Some(memory_bytes),
+        Ok(_) | Err(_) => None,
+    }
+}
+
+/// How long a machine may take to give memory back. Other commands wait for the record meanwhile.
+const GIVES_BACK_WITHIN: Duration = Duration::from_secs(8);
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// A machine rounds what it gives back.
+const MEMORY_SLACK_BYTES: u64 = 2 << 20;
 
 fn change_lease_and_record(
     at: BoxAt<'_>,

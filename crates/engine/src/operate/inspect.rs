@@ -195,7 +195,7 @@ fn seen_by_keeper(
     }
     match link::call(&observation.record, at.id, &Call::Usage) {
         Ok((Report::Usage(usage), _)) => (Some(usage), None),
-        Ok((Report::MachineUsage { usage, processes }, _)) => (Some(usage), Some(processes)),
+        Ok((Report::MachineUsage { usage, processes, .. }, _)) => (Some(usage), Some(processes)),
         Ok(_) | Err(_) => (None, None),
     }
 }

@@ -100,7 +100,9 @@ fn patience(record: &Record, call: &Call) -> Duration {
         | Call::Freeze
         | Call::Resumed
         | Call::Usage
-        | Call::Input => None,
+        | Call::Input
+        | Call::MachineMemory { .. }
+        | Call::MachinePids(_) => None,
     };
     timeout.map_or(ANSWER_WITHIN, |timeout| timeout.clamp(ANSWER_WITHIN_AT_LEAST, ANSWER_WITHIN))
 }

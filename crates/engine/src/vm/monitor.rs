@@ -42,6 +42,9 @@ pub trait Monitor {
     /// How much memory it needs beside the memory of the machine, at most.
     fn overhead_bytes(&self, accelerator: Accelerator) -> u64;
 
+    /// The command that sets the memory of a machine, with `{}` for the number of MiB.
+    fn set_memory(&self) -> &'static str;
+
     /// Its arguments, without its name.
     fn arguments(&self, order: &MachineOrder<'_>) -> Vec<OsString>;
 }

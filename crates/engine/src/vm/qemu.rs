@@ -119,8 +119,16 @@ impl Monitor for Qemu {
             ]);
             add(&["-device", &format!("virtio-9p-device,fsdev={name},mount_tag={name}")]);
         }
-        add(&["-device", "virtio-balloon-device,free-page-reporting=on,deflate-on-oom=on"]);
+        // Memory that the machine gave back stays given back, even if the machine runs out of memory: the
+        // memory limit of the box counts on that.
+        add(&["-device", "virtio-balloon-device,free-page-reporting=on,deflate-on-oom=off"]);
+        add(&["-chardev", &format!("socket,id=commands,fd={}", MonitorFd::Commands as i32)]);
+        add(&["-mon", "chardev=commands,mode=readline"]);
         arguments
+    }
+
+    fn set_memory(&self) -> &'static str {
+        "balloon {}\n"
     }
 }
 

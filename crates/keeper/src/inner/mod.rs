@@ -17,6 +17,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -77,7 +78,7 @@ fn open_port() -> io::Result<OwnedFd> {
         for entry in fs::read_dir(PORTS).into_iter().flatten().flatten() {
             let name = fs::read_to_string(entry.path().join("name")).unwrap_or_default();
             if name.trim_end() == PORT {
-                let path = std::path::Path::new("/dev").join(entry.file_name());
+                let path = Path::new("/dev").join(entry.file_name());
                 let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
                 return Ok(openat(CWD, path, flags, Mode::empty())?);
             }
@@ -148,14 +149,24 @@ impl InnerMachine for Starter {
         let now = Timespec { tv_sec: seconds, tv_nsec: (now_ns % 1_000_000_000) as i64 };
         clock_settime(ClockId::Realtime, now).ok();
     }
+
+    fn set_pids(&mut self, pids: u32) {
+        let own = Cgroup::open(&Path::new(CGROUPS).join(BOX_CGROUP));
+        own.and_then(|own| own.write("pids.max", &with_keeper(pids))).ok();
+    }
 }
 
-/// Makes the cgroup of the box, which limits its processes. The limit has room for the keeper too.
+/// Returns a limit of processes that has room for the keeper too.
+fn with_keeper(pids: u32) -> String {
+    u64::from(pids).saturating_add(1).to_string()
+}
+
+/// Makes the cgroup of the box, which limits its processes.
 fn cgroup(pids: u32, controllers: &str) -> io::Result<Cgroup> {
-    let root = Cgroup::open(std::path::Path::new(CGROUPS))?;
+    let root = Cgroup::open(Path::new(CGROUPS))?;
     root.write(CONTROLLERS, controllers)?;
     let own = root.make_below(BOX_CGROUP, None)?;
-    own.write("pids.max", &pids.saturating_add(1).to_string())?;
+    own.write("pids.max", &with_keeper(pids))?;
     Ok(own)
 }
 
@@ -163,7 +174,7 @@ fn cgroup(pids: u32, controllers: &str) -> io::Result<Cgroup> {
 /// all. The processes of the box are one below: the kernel gives controllers to the cgroups below one
 /// only if it has no processes itself (cgroups(7)).
 fn delegated_cgroup(pids: u32) -> io::Result<Cgroup> {
-    let root = Cgroup::open(std::path::Path::new(CGROUPS))?;
+    let root = Cgroup::open(Path::new(CGROUPS))?;
     let all = root.read("cgroup.controllers")?;
     let all: Vec<String> = all.split_whitespace().map(|it| format!("+{it}")).collect();
     let own = cgroup(pids, &all.join(" "))?;

@@ -31,6 +31,8 @@ pub trait InnerMachine {
     fn sync(&mut self);
     /// `now_ns` is the time of the host, in nanoseconds since 1970.
     fn set_clock(&mut self, now_ns: u64);
+    /// Sets how many processes the box may have.
+    fn set_pids(&mut self, pids: u32);
 }
 
 /// Relays until the outer keeper closes the first connection. An error says that the port failed.
@@ -95,6 +97,10 @@ impl Joins {
                 }
                 Received::Message(ToMachine::SetClock { now_ns }) => {
                     machine.set_clock(now_ns);
+                    Report::Done
+                }
+                Received::Message(ToMachine::SetPids(pids)) => {
+                    machine.set_pids(pids);
                     Report::Done
                 }
                 Received::Nothing => return,

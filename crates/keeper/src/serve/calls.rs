@@ -43,10 +43,21 @@ impl Supervisor {
             }
             Call::Usage if self.machine.is_some() => return self.ask_for_usage(channel),
             Call::Usage if self.context.in_machine => {
-                (Report::MachineUsage { usage: self.usage(), processes: processes() }, None)
+                let (processes, memory_bytes) = (processes(), memory_bytes());
+                (Report::MachineUsage { usage: self.usage(), processes, memory_bytes }, None)
             }
             Call::Usage => (Report::Usage(self.usage()), None),
             Call::Input => return self.hand_over_input(&channel),
+            Call::MachineMemory { less_bytes } => {
+                (self.of_machine(|machine| machine.set_memory(less_bytes)), None)
+            }
+            Call::MachinePids(pids) => {
+                let set = |machine: &mut Machine| {
+                    machine.set_pids(pids);
+                    true
+                };
+                (self.of_machine(set), None)
+            }
         };
         // Before the report: a client that has its answer finds the event in the journal.
         happened.into_iter().for_each(|one| self.note(one));
@@ -82,6 +93,12 @@ impl Supervisor {
                 }
             });
         }
+    }
+
+    /// Changes the machine of the box. A box without a machine refuses that.
+    fn of_machine(&mut self, change: impl FnOnce(&mut Machine) -> bool) -> Report {
+        let is_changed = self.machine.as_mut().is_some_and(change);
+        if is_changed { Report::Done } else { Report::Refused(Refusal::Malformed) }
     }
 
     fn stop(&mut self, grace_ns: u64) {
@@ -137,6 +154,14 @@ fn processes() -> u64 {
     let is_process = |name: &std::ffi::OsStr| name.as_encoded_bytes()[0].is_ascii_digit();
     let count = entries.filter(|entry| is_process(&entry.file_name())).count();
     count.saturating_sub(1) as u64
+}
+
+/// Returns how much memory the kernel manages.
+fn memory_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kib = total.and_then(|it| it.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    kib.unwrap_or(0).saturating_mul(1024)
 }
 
 /// Every box has this directory on its scratch space. A volume can hide `/work` and `/tmp`.

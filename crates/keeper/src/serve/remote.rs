@@ -60,9 +60,9 @@ impl Supervisor {
     fn hear_usage(&mut self) {
         let own = self.usage();
         self.usage_calls.retain_mut(|call| match call.machine.receive(REPORT_BYTES_MAX) {
-            Received::Message(Report::MachineUsage { usage, processes }) => {
+            Received::Message(Report::MachineUsage { usage, processes, memory_bytes }) => {
                 let usage = KeeperUsage { scratch_bytes: usage.scratch_bytes, ..own };
-                call.client.report(&Report::MachineUsage { usage, processes });
+                call.client.report(&Report::MachineUsage { usage, processes, memory_bytes });
                 false
             }
             Received::Nothing if boot_ns() < call.until_ns => true,

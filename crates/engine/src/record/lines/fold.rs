@@ -14,6 +14,8 @@ pub struct RecordLines {
     /// Set if a tare of another version wrote the record.
     pub other_version: Option<u32>,
     pub created: Option<Created>,
+    /// The memory limit that the box was made with, which later changes do not change.
+    pub first_memory_bytes: Option<u64>,
     pub keeper: Option<KeeperLine>,
     /// The pool in which the box waits, until it is claimed.
     pub pool: Option<String>,
@@ -59,6 +61,7 @@ impl RecordLines {
         match line {
             Line::Created(created) => {
                 self.names = created.spec.name.clone().into_iter().collect();
+                self.first_memory_bytes = Some(created.spec.limits.memory_bytes.value());
                 self.created = Some(*created);
             }
             Line::Keeper(keeper) => self.keeper = Some(keeper),
