@@ -369,6 +369,11 @@ impl Engine {
         find::list(&self.root)
     }
 
+    /// Returns a live box whose machine runs this kernel.
+    pub fn with_kernel(&self, kernel: &str) -> Result<Option<BoxId>, Error> {
+        find::with_kernel(&self.root, kernel)
+    }
+
     pub fn status(&self, id: &BoxId) -> Result<Status, Error> {
         Ok(inspect::status(self.at(id), &self.observe(id)?))
     }

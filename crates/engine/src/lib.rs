@@ -49,7 +49,7 @@ pub use host::cgroups::CgroupParent;
 pub use host::{CgroupRoots, Host};
 pub use observe::state::Duty;
 pub use observe::view::{
-    Cause, Details, End, GaugedUse, HeldObject, Pressure, State, Status, Usage,
+    Cause, Details, End, GaugedUse, HeldObject, MachineDetails, Pressure, State, Status, Usage,
 };
 pub use operate::change::Changes;
 pub use operate::filter::{BoxFilter, Condition};

@@ -139,14 +139,15 @@ fn command(status: &Status) -> String {
     }
 }
 
-/// The state, and how the box ended or where it waits: `exited(0)`, `exited(124, timeout)`,
-/// `warm(python)`.
+/// The state, and how the box ended or what it waits for: `exited(0)`, `exited(124, timeout)`,
+/// `warm(python)`, `starting(its machine boots)`.
 fn state(status: &Status) -> String {
     match (status.exit_code, status.cause) {
         (Some(code), None | Some(Cause::Exited)) => format!("{}({code})", status.state),
         (Some(code), Some(cause)) => format!("{}({code}, {cause})", status.state),
         (None, _) => match &status.pool {
             Some(pool) => format!("{}({pool})", status.state),
+            None if status.booting => format!("{}(its machine boots)", status.state),
             None => status.state.to_string(),
         },
     }

@@ -145,10 +145,13 @@ fn await_detached(
     loop {
         match await_report(session, until, given_up)? {
             Report::Detached => return Ok(keeper),
-            Report::Started => session
-                .channel()
-                .send(&Request::Detach, REQUEST_BYTES_MAX, &[])
-                .context(|| "cannot detach the box".into())?,
+            Report::Started => {
+                session.record_boot();
+                session
+                    .channel()
+                    .send(&Request::Detach, REQUEST_BYTES_MAX, &[])
+                    .context(|| "cannot detach the box".into())?;
+            }
             report @ (Report::Terminal
             | Report::SetupFailed { .. }
             | Report::LaunchFailed { .. }

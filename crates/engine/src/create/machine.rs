@@ -17,7 +17,7 @@ use tare_control::{
     ExportPlan, GuestPlan, MACHINE_NAME, MachinePlan, Plan, Resource, Role, RootPlan, SharedTree,
     VolumePlan,
 };
-use tare_kernel::clock::CounterRate;
+use tare_kernel::clock::{CounterRate, boot_ns};
 use tare_kernel::kvm;
 
 use crate::create::endow::Endowment;
@@ -27,6 +27,7 @@ use crate::error::{Context, Error, ErrorKind, Hint};
 use crate::holdings::cgroup::CgroupHolding;
 use crate::host::Host;
 use crate::host::layout::BoxAt;
+use crate::record::lines::MachineLine;
 use crate::spec::{
     Accel, Accelerator, Access, Isolation, Limit, MachineSpec, Network, Privilege, SeccompProfile,
     Spec, Volume, quantity,
@@ -133,10 +134,9 @@ impl<'a> Machine<'a> {
         let mut plan = plan::plan(new, at.id, &at.root.host, cgroups, sources, Vec::new());
         plan::for_guest(&mut plan, self.inner);
         let shares = shares(&self.inner.volumes);
-        let log_bytes = mode.options().map_or(0, |options| options.log_bytes_max.value());
         let order = MachineOrder {
             accelerator: self.accelerator,
-            memory_bytes: self.guest_bytes().saturating_sub(log_bytes),
+            memory_bytes: self.memory_bytes(mode),
             processors: processors(self.inner),
             shares: &shares,
             devices_on_command_line: self.kernel.devices_on_command_line,
@@ -162,10 +162,22 @@ impl<'a> Machine<'a> {
         }));
     }
 
-    /// Returns the memory of the machine: the memory limit without what the monitor needs.
-    fn guest_bytes(&self) -> u64 {
+    /// Returns the memory of the machine: the memory limit without what the monitor and the log need.
+    fn memory_bytes(&self, mode: Mode<'_>) -> u64 {
         let limit = self.inner.limits.memory_bytes.value();
-        limit.saturating_sub(self.monitor.overhead_bytes(self.accelerator))
+        let log_bytes = mode.options().map_or(0, |options| options.log_bytes_max.value());
+        let overhead_bytes = self.monitor.overhead_bytes(self.accelerator);
+        limit.saturating_sub(overhead_bytes).saturating_sub(log_bytes)
+    }
+
+    /// Returns what the record says about the machine.
+    pub fn line(&self, mode: Mode<'_>) -> MachineLine {
+        MachineLine {
+            kernel: self.kernel.name.clone(),
+            monitor: self.monitor.version().to_owned(),
+            memory_bytes: self.memory_bytes(mode),
+            at_ns: boot_ns(),
+        }
     }
 
     /// Moves the root that the user asked for to the place that the machine sees. The root of the

@@ -53,7 +53,7 @@ use crate::host::obstacle::{FailedStep, explained};
 use crate::host::{Host, parents};
 use crate::record::LockedRecord;
 use crate::record::files::DetachedFiles;
-use crate::record::lines::{KeeperLine, Lease};
+use crate::record::lines::{KeeperLine, Lease, Line};
 use crate::session::link::too_large;
 use crate::session::stdio::{Owner, Stdin, Stdio, Streams};
 use crate::session::{OwnedBox, Session, TeardownFds, WantedReceipt};
@@ -209,6 +209,10 @@ pub fn prepare(
     let made = machine.transpose().map_err(CreateFailed::from).and_then(|machine| {
         let around = machine.as_ref().map_or(new, |it| NewBox { spec: &it.outer, ..new });
         let acquired = acquire(at, &record, around)?;
+        if let Some(machine) = &machine {
+            let line = Line::Machine(machine.line(new.mode));
+            record.add(line).context(|| "cannot record the machine".to_owned())?;
+        }
         let made = start_keeper(at, &mut record, around, acquired, machine.as_ref())?;
         Ok((made, machine.map(|it| it.boot_within)))
     });

@@ -114,7 +114,9 @@ fn circumstances(sources: &Sources, end: End) -> Circumstances<'_> {
         | Line::Ended(_)
         | Line::Warm { .. }
         | Line::Held(_)
-        | Line::Requested(_) => None,
+        | Line::Requested(_)
+        | Line::Machine(_)
+        | Line::Booted { .. } => None,
     };
     let options = created.and_then(|created| created.detached.as_ref());
     let is_abandoned = sources.removal.is_some_and(|it| it.why == Reason::Abandoned);

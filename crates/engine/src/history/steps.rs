@@ -175,6 +175,8 @@ pub enum StepKind {
     Requested,
     ScratchFull,
     StartFailed,
+    MachineStarted,
+    Booted,
 }
 
 impl Sources {
@@ -359,7 +361,9 @@ impl Sources {
                 | Line::Removing { .. }
                 | Line::Warm { .. }
                 | Line::Claimed(_)
-                | Line::Held(_) => {}
+                | Line::Held(_)
+                | Line::Machine(_)
+                | Line::Booted { .. } => {}
             }
         }
         self.removal.iter_mut().for_each(|removal| removal.pid = HIDDEN_PID);
@@ -555,6 +559,8 @@ fn add_line(steps: &mut Steps, line: &Line, sources: &Sources) {
         Line::Claimed(_) => (StepKind::Claimed, "claimed by a request".to_owned()),
         Line::Requested(request) if sources.shows_otherwise(request) => return,
         Line::Requested(request) => (StepKind::Requested, text::requested(request)),
+        Line::Machine(machine) => (StepKind::MachineStarted, text::machine_started(machine)),
+        Line::Booted { .. } => (StepKind::Booted, "the keeper in the machine answered".to_owned()),
         // A removal has its own steps, and a receipt says what the box held.
         Line::Removing { .. } | Line::Held(_) => return,
     };

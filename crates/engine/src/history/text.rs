@@ -7,7 +7,7 @@ use tare_control::{Cause, End};
 
 use crate::actor::{Actor, HIDDEN_PID};
 use crate::history::steps::StepKind;
-use crate::record::lines::{Act, Evidence, Lease, Reason, RequestLine, UpdatedLine};
+use crate::record::lines::{Act, Evidence, Lease, MachineLine, Reason, RequestLine, UpdatedLine};
 use crate::spec::name::signal_name;
 use crate::spec::quantity;
 use crate::time::Timestamp;
@@ -48,6 +48,11 @@ pub fn created(command: &str) -> String {
 
 pub fn go(keeper: u32) -> String {
     format!("keeper started{}", pid_of(keeper))
+}
+
+pub fn machine_started(machine: &MachineLine) -> String {
+    let memory = quantity::show_bytes(machine.memory_bytes);
+    format!("machine started with {memory} of memory and the kernel {}", machine.kernel)
 }
 
 fn pid_of(pid: u32) -> String {

@@ -278,9 +278,21 @@ impl Observation {
         }
     }
 
+    /// Returns whether the machine of the box boots: its keeper runs, and the one in the machine has not
+    /// answered.
+    pub fn is_booting(&self) -> bool {
+        let lines = &self.record.lines;
+        lines.machine.is_some()
+            && !lines.is_booted
+            && self.keeper().is_some()
+            && !self.journal.detached
+            && matches!(self.state(), State::Starting | State::Running)
+    }
+
     /// What the box is stuck on, if it is, and what a box that starts slowly waits for.
     pub fn stuck_on(&self, at: BoxAt<'_>) -> Option<String> {
         match self.state() {
+            State::Starting if self.is_booting() => None,
             State::Starting => self.slow_start(at),
             State::Stuck => {
                 let stuck = || self.record.lines.stuck.as_ref().map(ToString::to_string);

@@ -86,6 +86,9 @@ pub struct Status {
     pub state: State,
     /// `None` if the record is damaged.
     pub driver: Option<Driver>,
+    /// Its machine boots.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub booting: bool,
     /// The pool of a server in which the box waits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
@@ -123,6 +126,7 @@ impl Status {
             key: None,
             state: State::Stuck,
             driver: None,
+            booting: false,
             pool: None,
             created_at: Timestamp::from_ms(0),
             lease_ends_at: None,
@@ -184,6 +188,18 @@ pub struct TemplateDetails {
     pub age_ms: u64,
 }
 
+/// The machine of a box.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Debug, Clone, Serialize)]
+pub struct MachineDetails {
+    /// The name of its kernel, or the path of a file that the user named.
+    pub kernel: String,
+    /// The version of its monitor.
+    pub monitor: String,
+    /// The memory that it was started with.
+    pub memory_bytes: u64,
+}
+
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Debug, Clone, Serialize)]
 pub struct Details {
@@ -195,6 +211,9 @@ pub struct Details {
     /// What a template has done. Other boxes do not have it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub template: Option<TemplateDetails>,
+    /// The machine that the box runs in. Native boxes do not have it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vm: Option<MachineDetails>,
     /// The cgroups below which it was made, one in each hierarchy.
     pub cgroup_parents: Vec<String>,
     pub holdings: Vec<HeldObject>,

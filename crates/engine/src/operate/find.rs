@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
-use crate::care::tend::{tend_names, tended};
+use crate::care::tend::{observe_tended, tend_names, tended};
 use crate::error::Error;
 use crate::holdings::name;
 use crate::host::layout::StateRoot;
@@ -144,6 +144,20 @@ pub fn list(root: &StateRoot) -> Result<Vec<Status>, Error> {
     tend_names(root, boxes.as_fd(), usize::MAX);
     statuses.sort_by(|one, other| (one.created_at, &one.id).cmp(&(other.created_at, &other.id)));
     Ok(statuses)
+}
+
+/// Returns a live box whose machine runs this kernel.
+pub fn with_kernel(root: &StateRoot, kernel: &str) -> Result<Option<BoxId>, Error> {
+    let Some(boxes) = state_root::boxes_if_any(root)? else {
+        return Ok(None);
+    };
+    let runs_it = |id: &&BoxId| {
+        observe_tended(root.at(id)).is_ok_and(|observation| {
+            let machine = observation.record.lines.machine.as_ref();
+            observation.is_live() && machine.is_some_and(|machine| machine.kernel == kernel)
+        })
+    };
+    Ok(state_root::list(root, boxes.as_fd())?.iter().find(runs_it).cloned())
 }
 
 fn begins(id: &BoxId, reference: &str) -> bool {

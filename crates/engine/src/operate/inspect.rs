@@ -16,7 +16,8 @@ use crate::holdings::{HOLDINGS, Look, name};
 use crate::host::layout::BoxAt;
 use crate::host::state_root;
 use crate::observe::view::{
-    Details, GaugedUse, HeldObject, State, Status, TemplateDetails, Usage, has_ended,
+    Details, GaugedUse, HeldObject, MachineDetails, State, Status, TemplateDetails, Usage,
+    has_ended,
 };
 use crate::observe::{Observation, Ownership};
 use crate::record::Record;
@@ -37,6 +38,7 @@ pub fn status(at: BoxAt<'_>, observation: &Observation) -> Status {
     } else {
         CgroupUsage::default()
     };
+    let booting = observation.is_booting();
     let is_machine = observation.is_live() && spec.is_some_and(|spec| spec.machine.is_some());
     let pids = if is_machine {
         seen_by_keeper(at, observation, Instant::now() + ANSWERS_WITHIN).1
@@ -50,8 +52,9 @@ pub fn status(at: BoxAt<'_>, observation: &Observation) -> Status {
         id: at.id.clone(),
         name: name::current(at, lines).map(ToString::to_string),
         key: lines.tenant().and_then(Tenant::key).map(str::to_owned),
-        state: observation.state(),
+        state: if booting { State::Starting } else { observation.state() },
         driver: spec.map(Spec::driver),
+        booting,
         pool: lines.pool.clone(),
         created_at: created.map_or(Timestamp::from_ms(0), |created| created.created_at),
         lease_ends_at: lease_end(observation),
@@ -109,6 +112,11 @@ pub fn details(at: BoxAt<'_>) -> Result<Details, Error> {
         status: status(at, &observation),
         spec: spec.map_or(serde_json::Value::Null, |spec| shown_spec(spec, &observation)),
         template: template(&observation.record),
+        vm: observation.record.lines.machine.as_ref().map(|machine| MachineDetails {
+            kernel: machine.kernel.clone(),
+            monitor: machine.monitor.clone(),
+            memory_bytes: machine.memory_bytes,
+        }),
         usage: observation.is_live().then(|| usage_of(at, &observation, until)),
         cgroup_parents: cgroup_parents(&observation.record),
         holdings: holdings(at, &observation),

@@ -331,6 +331,7 @@ impl Session {
                 if let Some(owned) = &mut self.owned {
                     owned.look(&self.id);
                 }
+                self.record_boot();
             }
             Event::Terminal(_) => {}
             Event::Ended(end) => (self.over, self.end) = (true, self.end.or(Some(*end))),
@@ -339,6 +340,14 @@ impl Session {
             }
         }
         Some(event)
+    }
+
+    /// Writes to the record that the machine of this box has booted. If that fails, the box is shown as
+    /// one whose machine boots until it is detached.
+    pub(crate) fn record_boot(&mut self) {
+        if let Some(owned) = self.owned.as_mut().filter(|it| it.record.lines.machine.is_some()) {
+            owned.record.add(Line::Booted { at_ns: boot_ns() }).ok();
+        }
     }
 
     /// Waits until the command runs. An error says why it does not.

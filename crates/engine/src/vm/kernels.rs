@@ -14,7 +14,9 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, CWD, Mode, fstat, fsync, readlinkat, symlinkat, unlinkat};
+use rustix::fs::{
+    AtFlags, CWD, MemfdFlags, Mode, fstat, fsync, memfd_create, readlinkat, symlinkat, unlinkat,
+};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
@@ -24,7 +26,7 @@ use tare_kernel::replace::{Draft, replace};
 use tare_kernel::step::step;
 
 use super::apt;
-use super::package::Package;
+use super::package::{self, Package};
 use super::parts::{self, Chosen, KernelModule};
 use crate::error::{Context, Error, ErrorKind};
 use crate::spec::Privilege;
@@ -63,6 +65,55 @@ pub struct BootKernel {
     pub modules: Vec<KernelModule>,
     /// Whether the kernel takes devices from its command line.
     pub devices_on_command_line: bool,
+}
+
+impl BootKernel {
+    /// Reads a kernel from a file that tare made. `None` if tare did not make it.
+    fn read(file: File, name: String, privilege: Privilege) -> Result<Option<Self>, Error> {
+        let cannot = || format!("cannot read the kernel {name}");
+        let bytes = file.metadata().context(cannot)?.size();
+        let Some(description) = read_description(&file, bytes).context(cannot)? else {
+            return Ok(None);
+        };
+        let mut at = description.elf_bytes;
+        let mut modules = Vec::with_capacity(description.modules.len());
+        for Module { name, bytes, only_for_root } in description.modules {
+            if !only_for_root || privilege == Privilege::BoxRoot {
+                let mut content = vec![0; bytes as usize];
+                file.read_exact_at(&mut content, at).context(cannot)?;
+                modules.push(KernelModule { name, content, only_for_root });
+            }
+            at += bytes;
+        }
+        let devices_on_command_line = description.devices_on_command_line;
+        Ok(Some(Self { name, file: file.into(), modules, devices_on_command_line }))
+    }
+}
+
+/// Opens a kernel that is not in the directory of the kernels: a file of tare, or a kernel that has all
+/// drivers built in.
+fn boot_file(path: &str, privilege: Privilege) -> Result<BootKernel, Error> {
+    let cannot = || format!("cannot use the kernel {}", quoted(path));
+    let file = File::open(path).map_err(|error| Error::bad_request(cannot()).caused_by(error))?;
+    if !file.metadata().context(cannot)?.is_file() || package::is_deb(Path::new(path))? {
+        return Err(Error::bad_request(cannot())
+            .caused_by("it is not the file of a kernel")
+            .with_hint("'tare vm kernel use' adds packages and directories"));
+    }
+    if let Some(kernel) = BootKernel::read(file, path.to_owned(), privilege)? {
+        return Ok(kernel);
+    }
+    let package = Package::open(Path::new(path), None, CWD)?;
+    let chosen = parts::choose(&package)?;
+    let memory = memfd_create(c"tare-kernel", MemfdFlags::CLOEXEC).context(cannot)?;
+    let mut memory = File::from(memory);
+    memory.write_all(package.elf.bytes()).context(cannot)?;
+    Ok(BootKernel {
+        name: path.to_owned(),
+        file: memory.into(),
+        modules: chosen.modules,
+        devices_on_command_line: chosen.devices_on_command_line,
+    })
 }
 
 /// The builder of a kernel, as its banner names it.
@@ -165,9 +216,10 @@ impl Kernels {
         self.chosen_name().map_or(Ok(None), |name| self.read(&name))
     }
 
-    /// Opens a kernel to boot it: `named`, or the chosen one.
+    /// Opens a kernel to boot it: `named`, or the chosen one. A name with a `/` is the path of a file.
     pub fn boot(&self, named: Option<&str>, privilege: Privilege) -> Result<BootKernel, Error> {
         let kernel = match named {
+            Some(path) if path.contains('/') => return boot_file(path, privilege),
             Some(name) => self.find(name)?,
             None => self.chosen()?.ok_or_else(|| {
                 Error::new(ErrorKind::Unsupported, "no kernel is chosen for machines")
@@ -178,24 +230,7 @@ impl Kernels {
         let missing = || Error::failed(cannot());
         let directory = self.open()?.ok_or_else(missing)?;
         let file = File::from(fds::open_file(&directory, kernel.name.as_str()).context(cannot)?);
-        let bytes = file.metadata().context(cannot)?.size();
-        let description = read_description(&file, bytes).context(cannot)?.ok_or_else(missing)?;
-        let mut at = description.elf_bytes;
-        let mut modules = Vec::with_capacity(description.modules.len());
-        for Module { name, bytes, only_for_root } in description.modules {
-            if !only_for_root || privilege == Privilege::BoxRoot {
-                let mut content = vec![0; bytes as usize];
-                file.read_exact_at(&mut content, at).context(cannot)?;
-                modules.push(KernelModule { name, content, only_for_root });
-            }
-            at += bytes;
-        }
-        Ok(BootKernel {
-            name: kernel.name,
-            file: file.into(),
-            modules,
-            devices_on_command_line: description.devices_on_command_line,
-        })
+        BootKernel::read(file, kernel.name.clone(), privilege)?.ok_or_else(missing)
     }
 
     /// Adds a kernel from a package, an unpacked package or a kernel file, and chooses it. It replaces a

@@ -273,7 +273,7 @@ fn nameless(directory: impl AsFd) -> Result<File, Error> {
 
 const AR_MAGIC: &[u8; 8] = b"!<arch>\n";
 
-fn is_deb(path: &Path) -> Result<bool, Error> {
+pub fn is_deb(path: &Path) -> Result<bool, Error> {
     let mut file = File::open(path).context(|| format!("cannot open {}", path.display()))?;
     let mut magic = [0; 8];
     let count = tare_archive::read_full(&mut file, &mut magic);

@@ -183,9 +183,9 @@ pub struct MachineArgs {
     #[arg(long, value_enum, value_name = "kvm|tcg|auto", hide_possible_values = true)]
     pub accel: Option<AccelArg>,
 
-    /// The machine's kernel, by its name in 'tare vm kernel ls'
-    /// [default: the chosen one]
-    #[arg(long, value_name = "NAME")]
+    /// The machine's kernel: a name that 'tare vm kernel ls' prints, or the path
+    /// of a file [default: the chosen one]
+    #[arg(long, value_name = "NAME|FILE")]
     pub kernel: Option<String>,
 }
 

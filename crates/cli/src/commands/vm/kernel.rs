@@ -7,7 +7,7 @@ use tare_engine::Error;
 use tare_engine::spec::shown::escaped;
 use tare_engine::vm::kernels::Kernel;
 
-use crate::context::Context;
+use crate::context::{Context, Purpose};
 use crate::error::{print_json, print_result};
 use crate::exit::DONE;
 use crate::output::format;
@@ -99,7 +99,10 @@ pub fn run(args: &KernelArgs, context: &Context) -> Result<u8, Error> {
             Some(kernels.add(source, modules.as_deref(), name.as_deref())?)
         }
         Action::Choose(NameArgs { name }) => Some(kernels.choose(name)?),
-        Action::Rm(NameArgs { name }) => kernels.remove(name).map(|()| None)?,
+        Action::Rm(NameArgs { name }) => {
+            refuse_used(context, name)?;
+            kernels.remove(name).map(|()| None)?
+        }
         Action::Ls(ListArgs { json: true }) => print_json(&kernels.list()?).map(|()| None)?,
         Action::Ls(ListArgs { json: false }) => {
             let rows: Vec<_> = kernels.list()?.iter().map(row).collect();
@@ -112,6 +115,16 @@ pub fn run(args: &KernelArgs, context: &Context) -> Result<u8, Error> {
         print_result(&format!("{name}  {origin}  {size}  {modules} modules  {chosen}\n"))?;
     }
     Ok(DONE)
+}
+
+/// Refuses to remove a kernel that a machine runs.
+fn refuse_used(context: &Context, name: &str) -> Result<(), Error> {
+    match context.engine(Purpose::Look)?.with_kernel(name)? {
+        None => Ok(()),
+        Some(id) => Err(Error::conflict(format!("cannot remove the kernel {name}"))
+            .caused_by(format!("the machine of box {id} runs it"))
+            .with_hint(format!("'tare rm -f {id}' removes the box"))),
+    }
 }
 
 fn row(kernel: &Kernel) -> [String; 5] {

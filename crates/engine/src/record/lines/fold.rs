@@ -3,8 +3,8 @@
 use serde::Deserialize;
 
 use super::{
-    ClaimedLine, Created, EndedLine, EndingLine, HeldLine, KeeperLine, Line, RequestLine,
-    StuckLine, UpdatedLine, VERSION,
+    ClaimedLine, Created, EndedLine, EndingLine, HeldLine, KeeperLine, Line, MachineLine,
+    RequestLine, StuckLine, UpdatedLine, VERSION,
 };
 use crate::spec::{DetachOptions, Limit, Name, Tenant};
 
@@ -17,6 +17,9 @@ pub struct RecordLines {
     /// The memory limit that the box was made with, which later changes do not change.
     pub first_memory_bytes: Option<u64>,
     pub keeper: Option<KeeperLine>,
+    pub machine: Option<MachineLine>,
+    /// The keeper in the machine has answered.
+    pub is_booted: bool,
     /// The pool in which the box waits, until it is claimed.
     pub pool: Option<String>,
     /// Every name that the box has had or was to get, the last one last.
@@ -93,6 +96,8 @@ impl RecordLines {
                 self.ended = Some(*ended);
             }
             Line::Requested(request) => self.requests.push(request),
+            Line::Machine(machine) => self.machine = Some(machine),
+            Line::Booted { .. } => self.is_booted = true,
         }
     }
 

@@ -60,6 +60,12 @@ pub enum Line {
     /// What the box holds, before tare kills it, and once more when tare has seen it empty.
     Held(HeldLine),
     Requested(RequestLine),
+    /// The keeper starts this machine.
+    Machine(MachineLine),
+    /// The keeper in the machine has answered, and the command runs.
+    Booted {
+        at_ns: u64,
+    },
 }
 
 /// The first line, written before tare acquires anything for the box.
@@ -100,6 +106,18 @@ pub struct KeeperLine {
     pub first_uid: Option<u32>,
     pub lease: Lease,
     /// When this was written. The command starts later.
+    pub at_ns: u64,
+}
+
+/// The machine of a box.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachineLine {
+    /// The name of its kernel, or the path of a file that the user named.
+    pub kernel: String,
+    /// The version of its monitor.
+    pub monitor: String,
+    /// The memory that it was started with.
+    pub memory_bytes: u64,
     pub at_ns: u64,
 }
 
@@ -201,9 +219,11 @@ impl Line {
         match self {
             Self::Created(created) => created.created_ns,
             Self::Keeper(keeper) => keeper.at_ns,
-            Self::Renamed { at_ns, .. } | Self::Removing { at_ns } | Self::Warm { at_ns, .. } => {
-                *at_ns
-            }
+            Self::Renamed { at_ns, .. }
+            | Self::Removing { at_ns }
+            | Self::Warm { at_ns, .. }
+            | Self::Booted { at_ns } => *at_ns,
+            Self::Machine(machine) => machine.at_ns,
             Self::Claimed(claimed) => claimed.at_ns,
             Self::Updated(updated) => updated.at_ns,
             Self::Stuck(stuck) => stuck.at_ns,

@@ -362,6 +362,7 @@ fn gone(before: Status, looked: Option<Looked>) -> Status {
     };
     Status {
         state: State::Exited,
+        booting: false,
         pids: None,
         memory_bytes: None,
         stuck_on: None,
