@@ -349,6 +349,32 @@ fn calls_and_the_ends_of_their_boxes_never_wait_for_boxes_that_are_made_ahead() 
     tare.call(["audit"]).ok();
 }
 
+/// The kernel refuses the process that a module starts (EAGAIN), because the box may have only one.
+#[test]
+fn boxes_that_cannot_be_made_for_lack_of_processes_take_no_place_from_others() {
+    if !has_program("python3") {
+        skip!("there is no python3");
+    }
+    let tare = tare!();
+    let packages = TemporaryDirectory::new();
+    let fork = "import os\nchild = os.fork()\nif child == 0: os._exit(0)\nos.waitpid(child, 0)\n";
+    packages_with(&packages, fork);
+    let python = "[pool.python]\nwarm = 2\nmax = 2\nfresh = true\npreload = ['mine']\n";
+    let boxes = format!("[boxes]\npackages = '{}'\n", packages.text());
+    let server = Server::start_configured(&tare, &format!("{python}{boxes}"));
+    let small = json!({ "language": "python", "code": "print(1)", "limits": { "pids": 1 } });
+    assert_eq!(server.post("/v1/run", &small).was(200).json()["warm"], "off");
+    eventually("the kernel has refused a process", || {
+        let log = server.log();
+        log.lines().any(|line| line.contains("pool_failed") && line.contains("[Errno 11]"))
+    });
+    // All places of the pool are free for boxes of another kind.
+    in_waiting(&server, &json!({ "language": "python", "code": "print(1)" }));
+    eventually("the pool is full", || waiting(&tare).len() == 2);
+    server.stop().ok();
+    tare.call(["audit"]).ok();
+}
+
 /// Everything about itself that a program can see and that is the same in each box.
 pub const PROBE: &str = r#"
 import json, os, resource, sys, threading, traceback
