@@ -503,10 +503,11 @@ fn a_failed_removal_is_reported_listed_and_retried_until_it_succeeds() {
     let id = made["id"].as_str().expect("an id");
     freezer.freeze(case.workload(id)[0].pid);
     for _ in 0..times(2, 4) {
-        let refused = server.delete("/v1/boxes/a?force=true").refused(503, "stuck");
-        assert!(refused.text().contains("does not die"), "{}", refused.text());
+        server.delete("/v1/boxes/a?force=true").refused(503, "stuck");
         let listed = server.get("/v1/boxes?state=stuck").was(200).json();
         assert_eq!(listed["boxes"][0]["name"], "a", "{listed}");
+        let why = listed["boxes"][0]["stuck_on"].as_str().expect("a reason");
+        assert!(why.ends_with("does not die"), "{why}");
     }
     assert!(server.log().contains("teardown_stuck"), "{}", server.log());
     let metrics = server.get("/metrics").was(200).text();

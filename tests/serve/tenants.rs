@@ -6,7 +6,9 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use serde_json::{Value, json};
-use tare_harness::{Answer, Server, Tare, TemporaryDirectory, box_processes, eventually, tare};
+use tare_harness::{
+    Answer, Freezer, Server, Tare, TemporaryDirectory, box_processes, eventually, skip, tare,
+};
 
 use crate::serve::configured;
 use crate::serve::quotas::sha256;
@@ -177,6 +179,14 @@ impl<'a> Tenants<'a> {
         let path = format!("/v1/boxes/{id}/exec");
         let exec = self.ask(CI, "POST", &path, &exec.to_string()).was(202).json();
         (id, exec["id"].as_str().expect("an id").to_owned())
+    }
+
+    /// A stream of events that misses nothing from here on.
+    fn listen(&self, key: &str) -> TcpStream {
+        let headers = [("X-API-Key", key), ("Accept", "application/x-ndjson")];
+        let mut stream = self.server.send("GET", "/v1/events", &headers, b"");
+        read_until(&mut stream, "alive");
+        stream
     }
 
     fn listed(&self, key: &str) -> BTreeSet<String> {
@@ -465,6 +475,43 @@ fn only_an_admin_sees_pids_of_the_host_in_an_explanation() {
     tenants.end();
 }
 
+/// Why a box is stuck names a process of the host, in every answer and event about the box.
+#[test]
+fn only_an_admin_sees_why_a_box_is_stuck() {
+    let tare = tare!();
+    let Some(freezer) = Freezer::new() else {
+        skip!("there is no freezer of cgroup version 1");
+    };
+    let tenants = Tenants::start(&tare);
+    let [mut ci, mut desk, mut ops] = [CI, DESK, OPS].map(|key| tenants.listen(key));
+    let (id, _) = tenants.create("web");
+    let why = format!("process {} does not die", tare.keeper(&id).pid);
+    freezer.freeze(tare.workload(&id)[0].pid);
+    let own = format!("/v1/boxes/{id}");
+    let refused = tenants.ask(CI, "DELETE", &format!("{own}?force=true"), "").refused(503, "stuck");
+    let step = format!("cannot end the keeper of box {id}");
+    assert_eq!(refused.json()["error"]["message"], step, "{}", refused.text());
+    for path in ["/v1/boxes?state=stuck", &own, &format!("{own}/explain")] {
+        let [plain, admin] = [CI, OPS].map(|key| tenants.get(key, path).was(200).text());
+        assert!(plain.contains("\"stuck_on\":null") && !plain.contains(&why), "{path}: {plain}");
+        assert!(admin.contains(&why), "{path}: {admin}");
+    }
+    assert_eq!(tenants.get(DESK, "/v1/boxes?state=stuck").was(200).json()["boxes"], json!([]));
+    tenants.get(DESK, &own).refused(404, "no_such_box");
+    let stuck = |stream: &mut TcpStream| {
+        let frames = frames_until(stream, "teardown_stuck");
+        frames.last().expect("the event").clone()
+    };
+    assert_eq!(stuck(&mut ci)["why"], Value::Null);
+    assert!(stuck(&mut ops)["why"].as_str().expect("a reason").ends_with(&why));
+    freezer.thaw();
+    eventually("the server ends it", || !tenants.listed(OPS).contains(&id));
+    tenants.ask(DESK, "POST", "/v1/run", &json!({ "command": ["true"] }).to_string()).was(200);
+    let of_desk = frames_until(&mut desk, "run_ended");
+    assert_eq!(of_desk.len(), 1, "{of_desk:?}");
+    tenants.end();
+}
+
 #[test]
 fn a_later_server_knows_whose_boxes_it_finds() {
     let tare = tare!();
@@ -499,13 +546,7 @@ fn frames_until(stream: &mut TcpStream, wanted: &str) -> Vec<Value> {
 fn a_key_gets_the_events_of_its_own_boxes_and_an_admin_all() {
     let tare = tare!();
     let tenants = Tenants::start(&tare);
-    let listen = |key: &str| {
-        let headers = [("X-API-Key", key), ("Accept", "application/x-ndjson")];
-        let mut stream = tenants.server.send("GET", "/v1/events", &headers, b"");
-        read_until(&mut stream, "alive");
-        stream
-    };
-    let mut streams = [CI, DESK, OPS].map(listen);
+    let mut streams = [CI, DESK, OPS].map(|key| tenants.listen(key));
     let (id, _) = tenants.create("web");
     tenants.ask(OPS, "POST", "/v1/boxes/web/pause", "").was(200);
     tenants.ask(OPS, "POST", "/v1/boxes/web/resume", "").was(200);

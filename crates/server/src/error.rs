@@ -156,12 +156,14 @@ impl ServiceError {
         matches!(self.kind, Kind::Limited | Kind::Unavailable)
     }
 
-    /// A box that could not be ended, with the step at which it is stuck.
+    /// A box that could not be ended, with the step at which it is stuck. The reason can name processes
+    /// and paths of the host: the log has it, and an admin sees it as `stuck_on` of the box.
     fn stuck(error: &EngineError) -> Self {
         Self {
             hint: error.hint().cloned(),
             retry_after_s: Some(STUCK_RETRY_AFTER_S),
-            ..Self::new(Kind::Unavailable, STUCK, error.in_full())
+            detail: Some(error.in_full()),
+            ..Self::new(Kind::Unavailable, STUCK, error.to_string())
         }
     }
 
@@ -265,6 +267,15 @@ mod tests {
         assert_eq!(error.kind, Kind::Internal);
         assert!(!error.message.contains("secret"));
         assert!(error.detail.is_some_and(|detail| detail.contains("secret")));
+    }
+
+    #[test]
+    fn the_reason_why_a_box_is_stuck_is_not_shown_to_a_client() {
+        let error = EngineError::new(ErrorKind::Stuck, "cannot end the keeper of box a")
+            .caused_by("process 7 does not die");
+        let error = ServiceError::from(error);
+        assert_eq!(error.message, "cannot end the keeper of box a");
+        assert!(error.detail.is_some_and(|detail| detail.ends_with("process 7 does not die")));
     }
 
     #[test]

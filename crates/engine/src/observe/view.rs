@@ -143,6 +143,13 @@ impl Status {
             stuck_on: None,
         }
     }
+
+    /// Drops what describes the host: the reason why a box is stuck names processes and paths. What
+    /// a box waits for while it starts does not.
+    pub fn without_host(mut self) -> Self {
+        self.stuck_on = self.stuck_on.filter(|_| self.state == State::Starting);
+        self
+    }
 }
 
 /// What a box uses now, and its limits. `None`: tare does not know it here.
@@ -220,8 +227,10 @@ pub struct Details {
 }
 
 impl Details {
-    /// Drops what describes the host: holdings, cgroups, and the directories behind volumes and root.
+    /// Drops what describes the host: holdings, cgroups, the directories behind volumes and root, and
+    /// why the box is stuck.
     pub fn without_host(mut self) -> Self {
+        self.status = self.status.without_host();
         self.holdings.clear();
         self.cgroup_parents.clear();
         if let Some(rootfs) = self.spec.get_mut("rootfs") {

@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use tare_engine::spec::{Driver, Spec, Tenant};
 use tare_engine::{
-    Actor, BoxId, Changes, Details, EndedLine, Explanation, MONITOR_PIDS, Receipt, Scope,
+    Actor, BoxId, Changes, Details, EndedLine, Explanation, MONITOR_PIDS, Receipt, Scope, Status,
 };
 
 use crate::admission::bodies::Bodies;
@@ -32,6 +32,7 @@ use crate::admission::quota::{QuotaHold, Quotas};
 use crate::config::{Config, Key, Limits};
 use crate::error::ServiceError;
 use crate::permits::{Permit, Permits};
+use crate::telemetry::LogRecord;
 
 /// The client that sent a request. Every API makes one from its own kind of authentication.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -99,6 +100,22 @@ impl Caller {
     /// Only an admin sees paths and pids of the host in a receipt.
     pub fn shown_receipt(&self, receipt: Receipt) -> Receipt {
         if self.is_admin { receipt } else { receipt.without_host() }
+    }
+
+    /// Only an admin sees why a box is stuck: the reason names processes and paths of the host.
+    pub fn shown_status(&self, status: Status) -> Status {
+        if self.is_admin { status } else { status.without_host() }
+    }
+
+    /// Only an admin sees in an event why a box is stuck.
+    pub fn shown_event(&self, event: &LogRecord) -> serde_json::Value {
+        let mut shown = event.to_json();
+        if !self.is_admin
+            && let Some(fields) = shown.as_object_mut()
+        {
+            fields.remove("why");
+        }
+        shown
     }
 
     /// Only an admin sees paths and pids of the host in the details of a box.

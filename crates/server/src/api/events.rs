@@ -21,7 +21,7 @@ const NOT_SHOWN: &str = "request";
 /// `box_created`, `box_paused`, `box_resumed`, `box_lease_changed`,
 /// `box_limits_changed`, `box_renamed`, `box_ended`, `box_removed`,
 /// `run_ended` and the other events of its log except `request`. The key of an admin gets the
-/// events of all boxes, and those of gauges and sweeps. The frames are server-sent events, or with
+/// events of all boxes with the reasons of failures, and those of gauges and sweeps. The frames are server-sent events, or with
 /// `Accept: application/x-ndjson` a JSON object on each line. A client that is too slow gets `missed`
 /// with the number of lost `events`. The server sends `alive` while nothing happens.
 #[utoipa::path(
@@ -53,7 +53,9 @@ pub async fn events(
             };
             match next {
                 Ok(record) if record.event() == NOT_SHOWN || !caller.sees(record.key()) => {}
-                Ok(record) => sender.send(format.frame(record.event(), record.to_json())).await,
+                Ok(record) => {
+                    sender.send(format.frame(record.event(), caller.shown_event(&record))).await;
+                }
                 Err(RecvError::Lagged(missed)) => {
                     sender.send(format.frame("missed", json!({ "events": missed }))).await;
                 }

@@ -10,3 +10,4 @@ pub mod pool_metrics;
 mod writer;
 
 pub use event::{LogEvent, OfBox};
+pub use journal::LogRecord;

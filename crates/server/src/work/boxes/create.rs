@@ -126,7 +126,7 @@ impl Service {
             match self.call(move |engine| find_keyed(engine, &box_id)).await? {
                 KeyedBox::Complete(status) => {
                     check_same(&status, &spec)?;
-                    return Ok(Created::existing(*status));
+                    return Ok(Created::existing(caller.shown_status(*status)));
                 }
                 KeyedBox::Unfinished => {}
                 KeyedBox::Absent => {

@@ -110,7 +110,8 @@ impl Service {
     pub fn note_stuck(&self, id: &BoxId, event: OfBox<'_>, error: &ServiceError) {
         if error.code == STUCK {
             locked(&self.stuck.0).insert(id.clone());
-            self.journal.record(&LogEvent::stuck(event, &error.message));
+            let why = error.detail.as_deref().unwrap_or(&error.message);
+            self.journal.record(&LogEvent::stuck(event, why));
         }
     }
 

@@ -57,6 +57,7 @@ impl Service {
         let more = boxes.len() > limit;
         boxes.truncate(limit);
         let next = boxes.last().map(Cursor::of).filter(|_| more);
+        let boxes = boxes.into_iter().map(|one| caller.shown_status(one)).collect();
         Ok(BoxPage { boxes, next })
     }
 
@@ -221,7 +222,8 @@ impl Service {
             change(engine, id)?;
             Ok((before, engine.status(id)?))
         });
-        changed.await
+        let (before, after) = changed.await?;
+        Ok((before, caller.shown_status(after)))
     }
 
     /// Stops a box, and returns its status. A box that keeps nothing is gone by then: its last
@@ -247,7 +249,7 @@ impl Service {
         let stopping = Arc::new(stopping);
         let end = move |engine: &Engine, _: &BoxId| engine.end_stop(&stopping).map(drop);
         self.end_within(&before.id, event_of(&before, caller), end).await?;
-        self.last_status(before, watch).await
+        self.last_status(caller, before, watch).await
     }
 
     /// Sends a signal to the command of a box. KILL ends every process of the box, and is answered
@@ -269,18 +271,23 @@ impl Service {
         let (before, watch) = self.call_in_share(&self.shares.ending, begin).await?;
         let end = move |engine: &Engine, id: &BoxId| engine.kill(id, &by);
         self.end_within(&before.id, event_of(&before, caller), end).await?;
-        self.last_status(before, watch).await
+        self.last_status(caller, before, watch).await
     }
 
     /// Returns the status of a box that has ended.
-    async fn last_status(&self, before: Status, watch: EndWatch) -> Result<Status, ServiceError> {
+    async fn last_status(
+        &self,
+        caller: &Caller,
+        before: Status,
+        watch: EndWatch,
+    ) -> Result<Status, ServiceError> {
         let after = self.call(move |engine| match engine.status(&before.id) {
             Err(error) if error.kind() == ErrorKind::NoSuchBox => {
                 Ok(gone(before, engine.look_for_end(&watch).ok()))
             }
             status => status,
         });
-        after.await
+        Ok(caller.shown_status(after.await?))
     }
 
     /// Removes a box, and returns its receipt. `None` if another process has removed it and kept no
