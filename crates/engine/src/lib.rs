@@ -40,8 +40,9 @@ pub use error::{BootFailure, Context, Error, ErrorKind, Hint, LimitName, reason}
 pub use gauge::{Change, Counts, Gauge, GaugeSettings, Gauges, Level, Reading};
 pub use gauge::{Thresholds, Unit};
 pub use history::sentence::{Circumstances, Sentence, Subject};
-pub use history::steps::{History, Step, StepKind};
+pub use history::steps::{History, Step};
 pub use history::store::{history_bytes, parse_history_bytes};
+pub use history::text::StepKind;
 pub use history::{Explanation, RemovedBox, STDERR_BYTES};
 pub use holdings::cgroup::STILL_POPULATED;
 pub use holdings::held_now::{Held, HeldNamespace, HeldPort, HeldProcess};

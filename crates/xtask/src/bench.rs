@@ -18,6 +18,7 @@ pub mod setup;
 pub mod statistics;
 mod svg;
 mod teardown;
+mod work;
 
 use crate::failure::{Context, Failure};
 use crate::lane;

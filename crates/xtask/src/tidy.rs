@@ -5,6 +5,8 @@
 
 mod arrows;
 mod catalogue;
+mod cycles;
+mod imports;
 mod map;
 mod names;
 mod rules;
@@ -53,6 +55,7 @@ pub fn check() -> Result<(), Failure> {
     let sources = read_sources(&root)?;
     let mut findings: Vec<Finding> = sources.iter().flat_map(rules::all).collect();
     findings.extend(arrows::check(&sources));
+    findings.extend(cycles::check(&sources));
     findings.extend(names::check(&sources));
     let read =
         |name: &str| fs::read_to_string(root.join(name)).context(|| format!("cannot read {name}"));

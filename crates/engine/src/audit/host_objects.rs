@@ -8,7 +8,8 @@ use std::sync::OnceLock;
 
 use tare_kernel::cgroup::Cgroup;
 
-use crate::host::layout::{self, BoxAt, CALLER_CGROUP, StateRoot};
+use crate::host::cgroups::CALLER_CGROUP;
+use crate::host::layout::{self, BoxAt, StateRoot};
 use crate::host::parents;
 use crate::host::processes::{all_pids, keeper_candidates};
 use crate::host::tag::{Tag, TaggedId};

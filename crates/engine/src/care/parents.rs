@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use tare_kernel::cgroup::{self, Cgroup};
 
 use crate::audit::host_objects::boxes_in;
-use crate::host::layout::{CALLER_CGROUP, StateRoot};
+use crate::host::cgroups::CALLER_CGROUP;
+use crate::host::layout::StateRoot;
 use crate::host::{parents, state_root};
 use crate::record::Record;
 

@@ -19,7 +19,7 @@ use tare_control::{Cause, End};
 use tare_kernel::clock::boot_ns;
 
 use crate::actor::{Actor, HIDDEN_PID};
-use crate::history::text;
+use crate::history::text::{self, StepKind};
 use crate::receipt::{Receipt, SeenRemoval};
 use crate::record::Record;
 use crate::record::lines::{
@@ -140,43 +140,6 @@ pub struct Step {
     pub cause: Option<Cause>,
     /// One sentence for the user.
     pub text: String,
-}
-
-/// The names are those of `tare explain --json` and never change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum StepKind {
-    Created,
-    Warm,
-    Claimed,
-    Go,
-    Started,
-    Detached,
-    Abandoned,
-    ExecStarted,
-    ExecFailed,
-    ExecEnded,
-    CopyIn,
-    CopyOut,
-    CopyEnded,
-    StopAsked,
-    Signalled,
-    Paused,
-    Resumed,
-    Renamed,
-    Updated,
-    CommandEnded,
-    Killed,
-    Lost,
-    Oom,
-    Emptied,
-    Stuck,
-    Removed,
-    Requested,
-    ScratchFull,
-    StartFailed,
-    MachineStarted,
-    Booted,
 }
 
 impl Sources {

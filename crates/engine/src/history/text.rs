@@ -1,16 +1,53 @@
-//! The text of each step of a history: one sentence for the user.
+//! The kind and the text of each step of a history: one sentence for the user.
 
 use std::time::Duration;
 
+use serde::Serialize;
 use tare_control::journal::BoxEvent;
 use tare_control::{Cause, End};
 
 use crate::actor::{Actor, HIDDEN_PID};
-use crate::history::steps::StepKind;
 use crate::record::lines::{Act, Evidence, Lease, MachineLine, Reason, RequestLine, UpdatedLine};
 use crate::spec::name::signal_name;
 use crate::spec::quantity;
 use crate::time::Timestamp;
+
+/// What happened in a step. The names are those of `tare explain --json` and never change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StepKind {
+    Created,
+    Warm,
+    Claimed,
+    Go,
+    Started,
+    Detached,
+    Abandoned,
+    ExecStarted,
+    ExecFailed,
+    ExecEnded,
+    CopyIn,
+    CopyOut,
+    CopyEnded,
+    StopAsked,
+    Signalled,
+    Paused,
+    Resumed,
+    Renamed,
+    Updated,
+    CommandEnded,
+    Killed,
+    Lost,
+    Oom,
+    Emptied,
+    Stuck,
+    Removed,
+    Requested,
+    ScratchFull,
+    StartFailed,
+    MachineStarted,
+    Booted,
+}
 
 const LOST: &str =
     "its keeper ended without a report: killed by another process, or by the kernel for memory";

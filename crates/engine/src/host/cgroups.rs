@@ -12,9 +12,12 @@ use rustix::io::Errno;
 use tare_kernel::cgroup::{Hierarchy, Version, hierarchies, keyed_number, version_at};
 use tare_kernel::fds::open_path;
 
-use super::layout::CALLER_CGROUP;
 use super::{mount_table, read};
 use crate::error::Error;
+
+/// Where tare itself is, below a cgroup that was delegated to it. A service manager can start it
+/// there: `DelegateSubgroup=` of systemd.
+pub const CALLER_CGROUP: &str = "tare";
 
 /// The directories in which the cgroups of boxes are made; `None` where this host has none.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -206,10 +206,6 @@ pub const SCRATCH: &str = "scratch";
 /// Where the workload of a detached box is, below the box's own directory.
 pub const WORKLOAD_CGROUP: &str = "work";
 
-/// Where tare itself is, below a cgroup that was delegated to it. A service manager can start it
-/// there: `DelegateSubgroup=` of systemd.
-pub const CALLER_CGROUP: &str = "tare";
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,10 +9,12 @@
 //!   scratch        with `--keep`: the scratch space
 //! ```
 //! `json` reads and writes `record.json`, `files` has the other files, `locked` makes and changes
-//! records, and `damage` says why a record cannot be trusted.
+//! records, `foreign` recognises directories that are not tare's, and `damage` says why a record cannot
+//! be trusted.
 
 pub mod damage;
 pub mod files;
+mod foreign;
 mod json;
 pub mod lines;
 mod locked;
@@ -95,7 +97,7 @@ impl Record {
             Err(damage) => (RecordLines::default(), Some(damage)),
         };
         let foreign =
-            if lines.is_empty() { damage::foreign_entry(directory.as_fd()) } else { None };
+            if lines.is_empty() { foreign::foreign_entry(directory.as_fd()) } else { None };
         let damage = foreign.map(|entry| Damage::NotOurs { entry }).or(damage);
         Self { directory, lines, damage }
     }

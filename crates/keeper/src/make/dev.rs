@@ -11,7 +11,7 @@ use tare_control::SetupStep;
 use tare_kernel::mount::{self, Attributes, Reach};
 use tare_kernel::step::step;
 
-use crate::make::files::make_empty_file;
+use crate::make::mount_point::make_empty_file;
 use crate::make::{Failing, Failure};
 
 /// The host's nodes and where they appear, relative to the root.

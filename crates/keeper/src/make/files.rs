@@ -8,8 +8,8 @@ use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid, chownat, mkdirat, mknodat,
-    openat, openat2, symlinkat,
+    AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Uid, chownat, mkdirat, openat, openat2,
+    symlinkat,
 };
 use rustix::io::Errno;
 use tare_control::{
@@ -21,6 +21,7 @@ use tare_kernel::step::step;
 
 use crate::inherited::InheritedFds;
 use crate::make::dev::{self, KvmNode};
+use crate::make::mount_point::make_empty_file;
 use crate::make::proc;
 use crate::make::{Failing, Failure};
 
@@ -299,11 +300,6 @@ fn make_directories(relative: &CStr) -> rustix::io::Result<()> {
         Err(Errno::EXIST) => Ok(()),
         made => made,
     }
-}
-
-/// Makes a file on which another can be mounted.
-pub fn make_empty_file(directory: BorrowedFd<'_>, path: &CStr) -> rustix::io::Result<()> {
-    mknodat(directory, path, FileType::RegularFile, Mode::from_raw_mode(0o444), 0)
 }
 
 fn write_file(file: &HostFile) -> rustix::io::Result<()> {

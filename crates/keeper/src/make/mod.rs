@@ -3,6 +3,7 @@
 pub mod dev;
 pub mod files;
 pub mod landlock;
+mod mount_point;
 pub mod proc;
 pub mod terminal;
 

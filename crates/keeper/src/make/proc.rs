@@ -11,7 +11,7 @@ use tare_kernel::fds::open_path;
 use tare_kernel::mount::{self, Attributes, Reach};
 use tare_kernel::step::step;
 
-use crate::make::files::make_empty_file;
+use crate::make::mount_point::make_empty_file;
 use crate::make::{Failing, Failure};
 
 /// Files that read as empty and refuse writing.

@@ -24,7 +24,7 @@ use crate::http::frames::StreamFormat;
 use crate::http::text::Encoding;
 use crate::http::{Http, hint, request_log};
 use crate::work::request::languages::Program;
-use crate::work::request::spec;
+use crate::work::request::spec::{self, TerminalSize};
 use crate::work::run::exec::ProcessInput;
 use crate::work::run::outcome::RunOutput;
 use crate::work::streams::output::OutputSink;
@@ -63,15 +63,6 @@ pub struct ExecRequest {
     /// Whether to respond as soon as the process runs, with its id.
     #[serde(default)]
     pub detach: bool,
-}
-
-#[derive(Debug, Clone, Copy, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct TerminalSize {
-    #[schema(minimum = 1, maximum = 65535)]
-    pub rows: u16,
-    #[schema(minimum = 1, maximum = 65535)]
-    pub columns: u16,
 }
 
 /// The result of a process.
@@ -214,17 +205,6 @@ impl ProcessFields<'_> {
         };
         command::check(&spec.command, &spec.env)?;
         Ok(spec)
-    }
-}
-
-impl TerminalSize {
-    pub fn into_terminal(self) -> Result<Terminal, ServiceError> {
-        let Self { rows, columns } = self;
-        if rows == 0 || columns == 0 {
-            Err(ServiceError::invalid("invalid", "a terminal has at least one row and one column"))
-        } else {
-            Ok(Terminal::Pty { rows, columns })
-        }
     }
 }
 

@@ -17,7 +17,7 @@ use crate::http::frames::{self, StreamFormat, TextFrames};
 use crate::http::text::Encoding;
 use crate::http::{Http, request_log};
 use crate::work::boxes::logs::{LogPart, LogPiece, LogRange, LogReader};
-use crate::work::streams::output::Chunk;
+use crate::work::streams::chunk::Chunk;
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]

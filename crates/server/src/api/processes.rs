@@ -10,7 +10,6 @@ use tare_engine::spec::name;
 use tare_engine::{Cause, Timestamp};
 use utoipa::{IntoParams, ToSchema};
 
-use crate::api::exec::TerminalSize;
 use crate::api::openapi::ExecPath;
 use crate::api::requested::RequestedExec;
 use crate::api::stream;
@@ -21,9 +20,9 @@ use crate::http::frames::{EventFrame, StreamFormat, TextFrames};
 use crate::http::text::Encoding;
 use crate::http::{Http, request_log};
 use crate::work::Service;
-use crate::work::request::spec;
+use crate::work::request::spec::{self, TerminalSize};
 use crate::work::run::processes::ExecProcess;
-use crate::work::streams::output::CHUNK_BYTES;
+use crate::work::streams::chunk::CHUNK_BYTES;
 use crate::work::streams::recent_output::{Piece, Position};
 use crate::work::streams::relay::ProcessControl;
 

@@ -12,7 +12,8 @@ use crate::error::ServiceError;
 use crate::http::error::error_json;
 use crate::http::frames::{StreamFormat, TextFrames};
 use crate::http::text::Encoding;
-use crate::work::streams::output::{Chunk, OutputSink};
+use crate::work::streams::chunk::Chunk;
+use crate::work::streams::output::OutputSink;
 
 /// How many chunks of output wait for their reader. Each is at most what a pipe holds.
 const CHUNKS_WAITING: usize = 4;

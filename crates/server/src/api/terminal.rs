@@ -19,7 +19,7 @@ use tare_engine::spec::name::SIGNAL_MAX;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::SendTimeoutError;
 
-use crate::api::exec::{ProcessFields, TerminalSize};
+use crate::api::exec::ProcessFields;
 use crate::api::openapi::BoxPath;
 use crate::api::requested::RequestedBox;
 use crate::api::stream;
@@ -27,9 +27,10 @@ use crate::error::ServiceError;
 use crate::http::error::error_json;
 use crate::http::extract::Query;
 use crate::http::{Http, request_log};
+use crate::work::request::spec::TerminalSize;
 use crate::work::run::exec::{Process, ProcessInput, WAITING_MAX};
 use crate::work::run::outcome::RunOutput;
-use crate::work::streams::output::Chunk;
+use crate::work::streams::chunk::Chunk;
 use crate::work::streams::relay::{Input, ProcessControl};
 
 /// The largest frame of a client. A larger one closes the connection.

@@ -12,7 +12,7 @@
 //! another user.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use axum::extract::{Extension, State};
@@ -23,7 +23,6 @@ use tokio::sync::oneshot;
 
 use crate::error::ServiceError;
 use crate::http::extract::Json;
-use crate::librechat::state::LibreChat;
 use crate::store::owner::Principal;
 use crate::workers::locked;
 
@@ -36,9 +35,9 @@ const REMEMBERED_MAX: usize = 4096;
 /// The code of a request that was cancelled.
 pub const CANCELLED: &str = "execution_cancelled";
 
-/// Requests with an id.
-#[derive(Debug, Default)]
-pub struct Cancellable(Mutex<HashMap<RequestName, RequestState>>);
+/// Requests with an id. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub struct Cancellable(Arc<Mutex<HashMap<RequestName, RequestState>>>);
 
 /// The client of a request, and its id.
 type RequestName = (Principal, String);
@@ -143,7 +142,7 @@ fn make_room(all: &mut HashMap<RequestName, RequestState>, user: &Principal) {
 
 /// Serves a request unless it is cancelled. A request without a valid id cannot be cancelled.
 pub async fn unless_cancelled<T>(
-    app: &LibreChat,
+    cancellable: &Cancellable,
     principal: &Principal,
     headers: &HeaderMap,
     served: impl Future<Output = Result<T, ServiceError>>,
@@ -152,7 +151,7 @@ pub async fn unless_cancelled<T>(
     let Some(id) = id.filter(|id| is_id(id)) else {
         return served.await;
     };
-    match app.cancellable.begin((principal.clone(), id.to_owned())) {
+    match cancellable.begin((principal.clone(), id.to_owned())) {
         Begin::Twin => served.await,
         Begin::Cancelled => Err(cancelled_error()),
         Begin::Runs(_running, cancelled) => tokio::select! {
@@ -177,7 +176,7 @@ pub struct CancelRequest {
 }
 
 pub async fn cancel(
-    State(app): State<LibreChat>,
+    State(cancellable): State<Cancellable>,
     Extension(principal): Extension<Principal>,
     Json(request): Json<CancelRequest>,
 ) -> Result<(StatusCode, axum::Json<Value>), ServiceError> {
@@ -185,7 +184,7 @@ pub async fn cancel(
         let message = "request_id: write 16 to 128 characters of A-Z a-z 0-9 _ -";
         return Err(ServiceError::invalid("invalid_request_id", message));
     }
-    let (code, status) = app.cancellable.cancel((principal, request.request_id))?;
+    let (code, status) = cancellable.cancel((principal, request.request_id))?;
     Ok((code, axum::Json(json!({ "status": status }))))
 }
 

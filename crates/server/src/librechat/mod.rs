@@ -10,6 +10,7 @@
 mod answer;
 mod attached;
 mod auth;
+mod body_fields;
 mod cancel;
 mod errors;
 mod files;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::extract::FromRef;
 
 use crate::http::Http;
-use crate::librechat::auth::JwtKeys;
+use crate::librechat::auth::keys::JwtKeys;
 use crate::librechat::cancel::Cancellable;
 use crate::librechat::run::queue::Queues;
 use crate::librechat::tools::open::Executions;
@@ -22,7 +22,7 @@ pub struct LibreChat {
     pub jwt_keys: Arc<JwtKeys>,
     pub executions: Arc<Executions>,
     pub queues: Queues,
-    pub cancellable: Arc<Cancellable>,
+    pub cancellable: Cancellable,
 }
 
 impl LibreChat {
@@ -35,8 +35,14 @@ impl LibreChat {
             jwt_keys: Arc::default(),
             executions: Arc::new(executions),
             queues: Queues::default(),
-            cancellable: Arc::default(),
+            cancellable: Cancellable::default(),
         }
+    }
+}
+
+impl FromRef<LibreChat> for Cancellable {
+    fn from_ref(app: &LibreChat) -> Self {
+        app.cancellable.clone()
     }
 }
 

@@ -2,13 +2,14 @@
 //! each costs. The same work also runs as a plain command and in bubblewrap, without a server.
 
 use super::answer::{BWRAP, Bound, FASTAPI, Metric, PLAIN, Table, ratio_column};
-use super::launch::{Launch, bwrap};
+use super::launch::Launch;
 use super::load::{Contender, Plan, Slice, interleave, timed};
 use super::memory;
-use super::servers::{Request, Server, bwrap_options, words};
+use super::servers::{Request, Server};
 use super::setup::Setup;
+use super::work::Work;
 use crate::failure::{Context, Failure};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -22,7 +23,6 @@ const CALLS_IN_A_ROW: usize = 10;
 const SLICE: Duration = Duration::from_secs(1);
 
 const PRINT: &str = "print(1)";
-const NUMPY: &str = "import numpy; print(numpy.ones(3).sum())";
 
 /// The module with a heap of 64 MiB, and code that touches 1 MiB of it. It sums up one byte of
 /// each MiB, and has changed the first one.
@@ -32,67 +32,7 @@ for page in range(256): bench_heap.heap[page * 4096] = 1
 print(sum(bench_heap.heap[::1 << 20]))";
 const HEAP_PRINTED: &str = "7561\n";
 
-/// Something to run: as a command, and as a request to tare.
-pub struct Work {
-    pub command: Vec<&'static str>,
-    pub path: &'static str,
-    pub body: Value,
-    pub printed: &'static str,
-    pub packages: Option<PathBuf>,
-    /// The pools of the server.
-    pub pool: String,
-}
-
 impl Work {
-    fn command(command: &[&'static str], pool: &str) -> Self {
-        Self {
-            command: command.to_vec(),
-            path: "/v1/run",
-            body: json!({ "command": command }),
-            printed: "",
-            packages: None,
-            pool: pool.to_owned(),
-        }
-    }
-
-    fn python(code: &'static str, printed: &'static str, pool: &str) -> Self {
-        Self {
-            command: vec!["/usr/bin/python3", "-c", code],
-            body: json!({ "language": "python", "code": code }),
-            printed,
-            ..Self::command(&[], pool)
-        }
-    }
-
-    fn numpy(setup: &Setup, pool: &str) -> Self {
-        let pool = format!("{pool}preload = ['numpy']\n");
-        Self { packages: Some(setup.packages.clone()), ..Self::python(NUMPY, "3.0\n", &pool) }
-    }
-
-    fn with_packages(self, packages: Option<PathBuf>) -> Self {
-        Self { packages, ..self }
-    }
-
-    pub fn plain(&self) -> Launch {
-        let launch = Launch::new(self.command.iter().copied());
-        match &self.packages {
-            Some(it) => launch.with_environment("PYTHONPATH", it.join("python").to_string_lossy()),
-            None => launch,
-        }
-    }
-
-    pub fn in_bwrap(&self) -> Launch {
-        bwrap(&words(&bwrap_options(self.packages.as_deref())), &self.command)
-    }
-
-    fn request(&self) -> Request {
-        Request { path: self.path, body: self.body.clone(), printed: self.printed }
-    }
-
-    pub fn server(&self, setup: &Setup) -> Result<Server, Failure> {
-        Server::tare(setup, &setup.tare, "tare", self.packages.as_deref(), &self.pool)
-    }
-
     /// Measures all subjects with this work. `is_cold` adds calls that ask for a new box.
     fn measure(
         &self,

@@ -3,11 +3,11 @@
 //! to the template.
 
 use super::answer::{BWRAP, Bound, Metric, PLAIN, Table};
-use super::calls::Work;
 use super::launch::Launch;
 use super::load::Measured;
 use super::servers::Server;
 use super::setup::{BareTree, Setup, comes_within, tare, until};
+use super::work::Work;
 use crate::failure::Failure;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

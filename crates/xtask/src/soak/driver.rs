@@ -6,18 +6,17 @@
 
 use super::commands::Caller;
 use super::count::Hierarchies;
-use super::lane::Site;
 use super::librechat::{LibreChat, Places};
 use super::measure::Measure;
 use super::mix::Job;
 use super::naive::Naive;
+use super::orders::Orders;
 use super::sample::{Place, Sample, Values, is_as_before};
 use super::series::{Done, Event};
+use super::site::Site;
 use super::subject::{Kind, Subject, Surprise};
 use super::tare::TareSubject;
 use crate::failure::Failure;
-use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -39,18 +38,6 @@ const LOOK_TWICE: Duration = Duration::from_millis(400);
 
 /// How many surprises the report contains.
 const SURPRISES_KEPT: usize = 20;
-
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Orders {
-    pub subject: Kind,
-    pub boxes: u64,
-    pub seconds_max: u64,
-    pub workers: u64,
-    pub seed: u64,
-    pub tare: PathBuf,
-    /// The packages that boxes of LibreChat see.
-    pub packages: PathBuf,
-}
 
 pub fn drive(site: &Site) -> Result<(), Failure> {
     let orders = &site.orders;

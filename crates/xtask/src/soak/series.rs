@@ -1,6 +1,6 @@
 //! The samples of one subject, which the driver sends as lines of JSON.
 
-use super::driver::Orders;
+use super::orders::Orders;
 use super::sample::Sample;
 use super::subject::Kind;
 use crate::failure::{Context, Failure};

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
+use tare_engine::CgroupParent;
 use tare_engine::spec::{Cpus, Name, User, quantity, volume};
 
+use crate::commands::lease::{self, Lease};
 use crate::commands::process_args::{ProcessArgs, hyphen_values};
-use crate::commands::run::detach::DetachArgs;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -235,6 +236,39 @@ pub struct BoxArgs {
         conflicts_with = "detach",
     )]
     pub receipt: Option<OsString>,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Detached box")]
+pub struct DetachArgs {
+    /// Print the id of the box when its command runs, and leave the box running
+    #[arg(short, long)]
+    pub detach: bool,
+
+    /// Kill the box after this time, with exit code 124, or never; 'tare update'
+    /// can change it [default: 24h]
+    #[arg(long, requires = "detach", value_name = "DURATION|never", value_parser = lease::parse)]
+    pub lease: Option<Lease>,
+
+    /// Keep nothing of the box when it has ended, neither log nor exit code;
+    /// a box without --detach never leaves anything
+    #[arg(long, conflicts_with_all = ["keep", "retention"])]
+    pub rm: bool,
+
+    /// Keep the files that the box wrote as long as its record: 'tare cp' copies
+    /// them, 'tare inspect' shows where they are (holdings, scratch)
+    #[arg(long, requires = "detach")]
+    pub keep: bool,
+
+    /// How long an ended box stays listed, with its log and exit code
+    /// [default: 24h]
+    #[arg(long, requires = "detach", value_name = "DURATION", value_parser = quantity::duration)]
+    pub retention: Option<Duration>,
+
+    /// Make the box below this cgroup, which must exist, such as tare.slice
+    /// [default: the root of each hierarchy]
+    #[arg(long, requires = "detach", value_name = "PATH", value_parser = CgroupParent::parse)]
+    pub cgroup_parent: Option<CgroupParent>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

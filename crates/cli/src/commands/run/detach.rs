@@ -1,55 +1,18 @@
 //! `tare run --detach`: a box that keeps running. tare prints its id.
 
 use std::os::fd::AsFd;
-use std::time::Duration;
 
-use clap::Args;
 use serde::Serialize;
-use tare_engine::spec::{Limit, defaults, quantity};
-use tare_engine::{
-    Actor, BoxId, CgroupParent, Context as _, DetachOptions, End, Engine, Error, ErrorKind,
-};
+use tare_engine::spec::{Limit, defaults};
+use tare_engine::{Actor, BoxId, Context as _, DetachOptions, End, Engine, Error, ErrorKind};
 use tare_kernel::signals::SignalFd;
 
-use crate::commands::lease::{self, Lease};
+use crate::commands::lease;
 use crate::commands::run::args::RunArgs;
 use crate::commands::run::spec::RunPlan;
 use crate::error::{print_json, print_note, print_result};
 use crate::exit::DONE;
 use crate::stdio;
-
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Detached box")]
-pub struct DetachArgs {
-    /// Print the id of the box when its command runs, and leave the box running
-    #[arg(short, long)]
-    pub detach: bool,
-
-    /// Kill the box after this time, with exit code 124, or never; 'tare update'
-    /// can change it [default: 24h]
-    #[arg(long, requires = "detach", value_name = "DURATION|never", value_parser = lease::parse)]
-    pub lease: Option<Lease>,
-
-    /// Keep nothing of the box when it has ended, neither log nor exit code;
-    /// a box without --detach never leaves anything
-    #[arg(long, conflicts_with_all = ["keep", "retention"])]
-    pub rm: bool,
-
-    /// Keep the files that the box wrote as long as its record: 'tare cp' copies
-    /// them, 'tare inspect' shows where they are (holdings, scratch)
-    #[arg(long, requires = "detach")]
-    pub keep: bool,
-
-    /// How long an ended box stays listed, with its log and exit code
-    /// [default: 24h]
-    #[arg(long, requires = "detach", value_name = "DURATION", value_parser = quantity::duration)]
-    pub retention: Option<Duration>,
-
-    /// Make the box below this cgroup, which must exist, such as tare.slice
-    /// [default: the root of each hierarchy]
-    #[arg(long, requires = "detach", value_name = "PATH", value_parser = CgroupParent::parse)]
-    pub cgroup_parent: Option<CgroupParent>,
-}
 
 /// The object that `--detach --json` prints.
 #[derive(Debug, Serialize)]
@@ -119,6 +82,8 @@ fn options(args: &RunArgs) -> DetachOptions {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::commands::run::spec::tests::args;
 

@@ -21,6 +21,7 @@ pub use usage::{CgroupReader, CgroupUsage, LimitWatch, evidence};
 
 use crate::error::{Context, Error, ErrorKind, Hint};
 use crate::holdings::{Ends, Found, Holding, Sight, is_missing};
+use crate::host::cgroups::CALLER_CGROUP;
 use crate::host::layout::{self, BoxAt, Layout, StateRoot};
 use crate::host::tag::TaggedId;
 use crate::host::{CgroupRoots, parents};
@@ -287,7 +288,7 @@ fn is_alone_in(cgroup: &Cgroup) -> bool {
 /// boxes have no limits.
 fn step_aside(layout: &Layout, delegated: &Path) -> Result<(), Error> {
     parents::add(layout, delegated)?;
-    let below = delegated.join(layout::CALLER_CGROUP);
+    let below = delegated.join(CALLER_CGROUP);
     let below = Cgroup::create(&below).or_else(|_| Cgroup::open(&below));
     below.and_then(|it| it.write("cgroup.procs", &std::process::id().to_string())).ok();
     Ok(())

@@ -4,7 +4,7 @@
 //! accepted request gets a [`Principal`], the owner of its files, and a [`Caller`], whose boxes and
 //! quota it uses.
 
-mod keys;
+pub mod keys;
 mod pem;
 mod signature;
 mod token;

@@ -8,6 +8,7 @@ use axum::{Extension, Json};
 use serde_json::{Value, json};
 
 use crate::error::ServiceError;
+use crate::librechat::body_fields::USER_ID_BYTES_MAX;
 use crate::librechat::files::claim::ResourceFields;
 use crate::librechat::files::form::{MultipartForm, PartHead};
 use crate::librechat::files::incoming::{IncomingFile, UploadedFiles};
@@ -19,8 +20,6 @@ use crate::store::{Meta, Object};
 use crate::work::files::transfer::TransferPermit;
 
 const USER_ID: &str = "user-id";
-/// An id of a user is far shorter.
-pub const USER_ID_BYTES_MAX: usize = 256;
 /// Fields of one form; it has a handful.
 const FIELDS_MAX: usize = 32;
 

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use tare_engine::spec::quantity;
 
 use crate::error::ServiceError;
+use crate::librechat::body_fields::FileRef;
 use crate::librechat::files::claim::{ResourceClaim, ResourceFields};
 use crate::librechat::files::name::{self, NameRule};
 use crate::librechat::state::LibreChat;
@@ -15,32 +16,6 @@ use crate::store::id::Id;
 use crate::store::owner::{Principal, Resource};
 use crate::store::{Object, Store};
 use crate::work::files::{self, Content, InputFile};
-
-/// A reference to a stored file, as clients of all ages write it.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct FileRef {
-    pub id: String,
-    pub name: String,
-    pub storage_session_id: Option<String>,
-    /// `storage_session_id` in requests of first-generation clients.
-    pub session_id: Option<String>,
-    pub kind: Option<String>,
-    pub resource_id: Option<String>,
-    pub version: Option<u64>,
-    /// An agent, in requests of first-generation clients.
-    pub entity_id: Option<String>,
-}
-
-impl FileRef {
-    /// The memory that the reference takes.
-    pub fn bytes(&self) -> usize {
-        let Self { id, name, version: _, storage_session_id, session_id, .. } = self;
-        let Self { kind, resource_id, entity_id, .. } = self;
-        let optional = [storage_session_id, session_id, kind, resource_id, entity_id];
-        let texts = optional.into_iter().flatten().chain([id, name]);
-        size_of::<Self>() + texts.map(String::len).sum::<usize>()
-    }
-}
 
 /// A file that is copied into a box.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -17,8 +17,8 @@ use std::time::Instant;
 use prometheus_client::metrics::gauge::Gauge;
 
 use crate::error::ServiceError;
-use crate::librechat::state::LibreChat;
 use crate::permits::{Permit, Permits};
+use crate::work::Service;
 use crate::workers::locked;
 
 /// When a client may send a call again that found a full queue.
@@ -80,14 +80,14 @@ impl Drop for QueuedCall {
 
 impl QueuedCall {
     /// Waits for the turn of the call, for at most `[librechat] session_wait`.
-    pub async fn turn(self, app: &LibreChat) -> Result<Self, ServiceError> {
-        let within = app.service.config().librechat.session_wait.0;
-        let metrics = &app.service.metrics;
+    pub async fn turn(self, service: &Service) -> Result<Self, ServiceError> {
+        let within = service.config().librechat.session_wait.0;
+        let metrics = &service.metrics;
         let (began, _waiting) =
             (Instant::now(), WaitingCall::begin(&metrics.session_calls_waiting));
         let turn = tokio::select! {
             biased;
-            () = app.service.shutdown.draining() => Err(ServiceError::stopping()),
+            () = service.shutdown.draining() => Err(ServiceError::stopping()),
             turn = self.next() => Ok(turn),
             () = tokio::time::sleep(within) => Err(busy()),
         };

@@ -12,36 +12,40 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::admission::Caller;
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use crate::config::Config;
 use crate::error::ServiceError;
-use crate::librechat::answer::{Answer, add_reason, without_reason};
 use crate::librechat::run::box_spec::{CodeRun, code_file};
-use crate::librechat::run::exec::LibreChatRun;
-use crate::librechat::state::LibreChat;
-use crate::librechat::tools::calls::{Call, Forged};
-use crate::librechat::tools::open::ExecutionLock;
+use crate::librechat::run::calls::{Call, ToolLanguage};
 use crate::librechat::tools::request::{Start, ToolResult};
-use crate::librechat::tools::response::{ToolCall, ToolResponse};
-use crate::librechat::tools::stubs::{self, ToolLanguage};
+use crate::librechat::tools::stubs;
 use crate::store::id::Id;
 use crate::store::owner::Principal;
 
 /// The size limit for code, calls and results of one execution.
 const BYTES_MAX: usize = 40 << 20;
-/// The error of code that forged its calls, in a text that clients know.
-const FAILED: &str = "Execution failed or timed out";
 
 /// The state of an execution between two rounds.
 #[derive(Debug)]
 pub struct Execution {
     pub principal: Principal,
-    start: Start,
+    pub start: Start,
     /// The results of each call, in the order of equal calls.
     history: BTreeMap<String, Vec<ToolResult>>,
     /// The call for each id that the client was asked to answer.
     asked: BTreeMap<String, String>,
-    calls_made: usize,
+    pub calls_made: usize,
     pub bytes: usize,
+}
+
+/// A call that the client is asked to answer.
+#[derive(Debug, Serialize)]
+pub struct ToolCall {
+    pub id: String,
+    pub name: String,
+    pub input: Box<RawValue>,
 }
 
 /// A call that got its result: the id that the client knows, and the key of the call.
@@ -89,7 +93,7 @@ impl Execution {
     }
 
     /// Undoes [`Self::take`]: the client is expected to send the same results again.
-    fn give_back(&mut self, taken: Vec<Taken>) {
+    pub fn give_back(&mut self, taken: Vec<Taken>) {
         // Equal calls share a key, and the last result is the last of its key.
         for (id, key) in taken.into_iter().rev() {
             let result = self.history.get_mut(&key).and_then(Vec::pop);
@@ -110,58 +114,8 @@ impl Execution {
         }
     }
 
-    pub async fn run(
-        mut self: Box<Self>,
-        app: &LibreChat,
-        caller: &Caller,
-        lock: ExecutionLock<'_>,
-        taken: Vec<Taken>,
-    ) -> Result<ToolResponse, ServiceError> {
-        let (mut answer, calls) = match self.execute(app, caller).await {
-            Err(error) if !taken.is_empty() && error.may_work_later() => {
-                self.give_back(taken);
-                lock.waits(self)?;
-                return Err(error);
-            }
-            executed => executed?,
-        };
-        let calls = match calls {
-            Ok(calls) if !calls.is_empty() && answer.status.is_none() => calls,
-            Ok(_) => return Ok(ToolResponse::of(answer, self.calls_made)),
-            Err(why) => {
-                add_reason(&mut answer.stderr, why);
-                return Ok(ToolResponse::failed(FAILED.to_owned(), answer, self.calls_made));
-            }
-        };
-        if let Some(call) = calls.iter().find(|call| self.start.tool(&call.name).is_none()) {
-            let error = stubs::unregistered(&call.name);
-            return Ok(ToolResponse::failed(error, answer, self.calls_made));
-        }
-        let tool_calls = self.request_results(calls)?;
-        // The program for bash kills itself to wait for results, which is not a failure.
-        let partial_stderr = without_reason(&answer).to_owned();
-        Ok(ToolResponse::ToolCallRequired {
-            continuation_token: lock.waits(self)?,
-            session_id: answer.session_id,
-            tool_calls,
-            partial_stdout: answer.stdout,
-            partial_stderr,
-        })
-    }
-
-    async fn execute(
-        &self,
-        app: &LibreChat,
-        caller: &Caller,
-    ) -> Result<(Answer, Result<Vec<Call>, Forged>), ServiceError> {
-        let work = self.work(app)?;
-        let files = self.start.files.clone();
-        let user_id = self.start.user_id.clone();
-        let task = LibreChatRun::of(app, &self.principal, work, files, user_id).await?;
-        task.run(app, caller, Some(self.start.language)).await
-    }
-
-    fn request_results(&mut self, calls: Vec<Call>) -> Result<Vec<ToolCall>, ServiceError> {
+    /// Returns the calls with the ids by which the client answers them.
+    pub fn request_results(&mut self, calls: Vec<Call>) -> Result<Vec<ToolCall>, ServiceError> {
         self.calls_made += calls.len();
         // The code chooses the key of a call, and the server stores it.
         self.bytes += calls.iter().map(|call| call.key.len()).sum::<usize>();
@@ -175,11 +129,10 @@ impl Execution {
     }
 
     /// The code to run, with the results so far.
-    fn work(&self, app: &LibreChat) -> Result<CodeRun, ServiceError> {
-        let config = app.service.config();
+    pub(super) fn work(&self, config: &Config) -> Result<CodeRun, ServiceError> {
         let (language, runner) = self.start.language.runner();
         let timeout = self.start.timeout;
-        let mut work = CodeRun::of(&config, language, runner.to_owned(), &[], timeout)?;
+        let mut work = CodeRun::of(config, language, runner.to_owned(), &[], timeout)?;
         work.code.push(code_file("calls/.keep", Vec::new()));
         let code = self.start.code.clone().into_bytes();
         match self.start.language {

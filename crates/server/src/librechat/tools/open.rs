@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use prometheus_client::metrics::gauge::Gauge;
 
 use crate::error::ServiceError;
-use crate::librechat::state::LibreChat;
 use crate::librechat::tools::execution::Execution;
 use crate::store::id::Id;
 use crate::store::owner::Principal;
@@ -47,29 +46,29 @@ enum ExecutionState {
 
 /// The right to run one execution; dropping it ends the execution.
 pub struct ExecutionLock<'a> {
-    app: &'a LibreChat,
+    executions: &'a Executions,
     token: Id,
 }
 
 impl<'a> ExecutionLock<'a> {
-    pub fn new(app: &'a LibreChat, principal: &Principal) -> Result<Self, ServiceError> {
+    pub fn new(executions: &'a Executions, principal: &Principal) -> Result<Self, ServiceError> {
         let token = Id::random();
-        app.executions.change(|states| {
+        executions.change(|states| {
             states.retain(|_, state| !state.is_old());
             check_room(states, principal)?;
             states.insert(token.clone(), ExecutionState::Runs { principal: principal.clone() });
             Ok::<_, ServiceError>(())
         })?;
-        Ok(Self { app, token })
+        Ok(Self { executions, token })
     }
 
     /// Takes a waiting execution. Only the client that started it can continue it.
     pub fn again(
-        app: &'a LibreChat,
+        executions: &'a Executions,
         token: &Id,
         principal: &Principal,
     ) -> Result<(Self, Box<Execution>), ServiceError> {
-        let execution = app.executions.change(|states| {
+        let execution = executions.change(|states| {
             states.retain(|_, state| !state.is_old());
             let message = "Execution not found or expired";
             let state = states.remove(token);
@@ -91,13 +90,13 @@ impl<'a> ExecutionLock<'a> {
             states.insert(token.clone(), kept);
             taken
         })?;
-        Ok((Self { app, token: token.clone() }, execution))
+        Ok((Self { executions, token: token.clone() }, execution))
     }
 
     /// Puts the execution back until its client sends results. An execution that there is no room
     /// for ends.
     pub fn waits(self, execution: Box<Execution>) -> Result<Id, ServiceError> {
-        self.app.executions.change(|states| {
+        self.executions.change(|states| {
             check_bytes_of_all(states, &execution)?;
             let since = Instant::now();
             states.insert(self.token.clone(), ExecutionState::Waits { execution, since });
@@ -108,7 +107,7 @@ impl<'a> ExecutionLock<'a> {
 
 impl Drop for ExecutionLock<'_> {
     fn drop(&mut self) {
-        self.app.executions.change(|states| {
+        self.executions.change(|states| {
             if let Some(ExecutionState::Runs { .. }) = states.get(&self.token) {
                 states.remove(&self.token);
             }

@@ -7,11 +7,12 @@ use serde_json::value::RawValue;
 
 use crate::error::ServiceError;
 use crate::librechat::attached;
+use crate::librechat::body_fields::{
+    FileRef, REFERENCES_MAX, few_or_none, or_default, user_id_or_none,
+};
 use crate::librechat::run::box_spec::code_file;
-use crate::librechat::run::exec::{REFERENCES_MAX, few_or_none, or_default, user_id_or_none};
-use crate::librechat::run::inputs::FileRef;
-use crate::librechat::tools::calls::CALLS_MAX;
-use crate::librechat::tools::stubs::{Tool, ToolLanguage, Tools};
+use crate::librechat::run::calls::{CALLS_MAX, ToolLanguage};
+use crate::librechat::tools::stubs::{Tool, Tools};
 use crate::store::id::Id;
 use crate::work::files::InputFile;
 

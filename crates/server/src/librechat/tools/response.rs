@@ -1,9 +1,9 @@
 //! The response to code that calls tools.
 
 use serde::Serialize;
-use serde_json::value::RawValue;
 
 use crate::librechat::answer::{Answer, FilesAnswer};
+use crate::librechat::tools::execution::ToolCall;
 use crate::store::id::Id;
 
 /// The error of a request that its client has cancelled.
@@ -27,13 +27,6 @@ pub enum ToolResponse {
         #[serde(flatten)]
         finished: Option<FinishedExecution>,
     },
-}
-
-#[derive(Debug, Serialize)]
-pub struct ToolCall {
-    pub id: String,
-    pub name: String,
-    pub input: Box<RawValue>,
 }
 
 /// The result of a program that has ended.

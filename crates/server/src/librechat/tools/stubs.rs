@@ -5,12 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-/// The language of code that calls tools.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ToolLanguage {
-    Python,
-    Bash,
-}
+use crate::librechat::run::calls::ToolLanguage;
 
 /// A tool of the client.
 #[derive(Debug, Serialize)]

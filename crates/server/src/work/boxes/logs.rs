@@ -15,7 +15,7 @@ use crate::admission::Caller;
 use crate::error::ServiceError;
 use crate::fd;
 use crate::watch::followers::Follower;
-use crate::work::streams::output::Chunk;
+use crate::work::streams::chunk::Chunk;
 use crate::work::{Service, find};
 
 /// The number of bytes that are read at a time, in whole records.

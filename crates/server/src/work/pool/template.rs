@@ -13,9 +13,9 @@ use tare_engine::{BoxId, Context as _, Engine, Error, ExecSpec, Prepared, Sessio
 
 use crate::admission::Admitted;
 use crate::config::pool::PythonConfig;
-use crate::work::pool::member::{Maker, StartAs, give_up, start};
 use crate::work::pool::origins::Origins;
 use crate::work::pool::shape::Shape;
+use crate::work::pool::start::{Maker, StartAs, give_up, start};
 use crate::workers::locked;
 
 /// How long requests make their own boxes after one has waited too long for a clone.

@@ -8,8 +8,8 @@ use std::time::Duration;
 use serde::Deserialize;
 use tare_engine::Changes;
 use tare_engine::spec::{
-    Accel, Access, Cpus, Driver, Limit, MachineSpec, Name, Network, Spec, Tenant, Volume, command,
-    name, quantity, volume,
+    Accel, Access, Cpus, Driver, Limit, MachineSpec, Name, Network, Spec, Tenant, Terminal, Volume,
+    command, name, quantity, volume,
 };
 use utoipa::ToSchema;
 
@@ -45,6 +45,26 @@ pub enum NetworkRequest {
     None,
     /// The network of the host.
     Host,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TerminalSize {
+    #[schema(minimum = 1, maximum = 65535)]
+    pub rows: u16,
+    #[schema(minimum = 1, maximum = 65535)]
+    pub columns: u16,
+}
+
+impl TerminalSize {
+    pub fn into_terminal(self) -> Result<Terminal, ServiceError> {
+        let Self { rows, columns } = self;
+        if rows == 0 || columns == 0 {
+            Err(ServiceError::invalid("invalid", "a terminal has at least one row and one column"))
+        } else {
+            Ok(Terminal::Pty { rows, columns })
+        }
+    }
 }
 
 /// A directory of the host that the operator allows, by its name.

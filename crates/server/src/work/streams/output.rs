@@ -14,20 +14,12 @@ use tokio::sync::mpsc;
 
 use crate::admission::bodies::Charge;
 use crate::error::ServiceError;
+use crate::work::streams::chunk::{CHUNK_BYTES, Chunk};
 use crate::work::streams::recent_output::RecentOutput;
 
-/// The most that is read at a time: as much as a pipe holds.
-pub const CHUNK_BYTES: usize = 64 << 10;
 /// What a process wrote before its end is in its pipe, which cannot hold more (pipe(7)).
 /// Background processes that it left may write for ever.
 const LEFT_BYTES_MAX: usize = 1 << 20;
-
-/// Bytes of one stream, in the order of their writes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Chunk {
-    pub stream: Stream,
-    pub bytes: Vec<u8>,
-}
 
 /// Where the output of a command goes.
 #[derive(Debug)]

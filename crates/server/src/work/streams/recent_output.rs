@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use tokio::sync::watch;
 
-use crate::work::streams::output::{CHUNK_BYTES, Chunk};
+use crate::work::streams::chunk::{CHUNK_BYTES, Chunk};
 use crate::workers::locked;
 
 /// How much of the output is kept.

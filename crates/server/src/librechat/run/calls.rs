@@ -7,7 +7,6 @@ use serde_json::value::{RawValue, to_raw_value};
 use tare_archive::{Kind, Reader};
 
 use crate::librechat::run::box_spec::CODE;
-use crate::librechat::tools::stubs::ToolLanguage;
 use crate::work::files::BoxFiles;
 
 /// The maximum number of calls in one step.
@@ -16,6 +15,13 @@ pub const CALLS_MAX: usize = 200;
 const CALL_BYTES_MAX: u64 = 1 << 20;
 /// The size limit of all calls of a step.
 const ROUND_BYTES_MAX: u64 = 8 << 20;
+
+/// The language of code that calls tools.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ToolLanguage {
+    Python,
+    Bash,
+}
 
 /// A call without a reply.
 #[derive(Debug, Clone, Deserialize)]
