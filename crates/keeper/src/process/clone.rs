@@ -1,7 +1,8 @@
 //! The clone of a template: the second process of its box, made with the keeper.
 //!
 //! It runs the native part of its template (`template/native.rs` of `kernel`) until it has confined itself,
-//! in the order of `launch::confine`. Everything that it needs for that is in one message of the keeper.
+//! in the order of `launch::confine`, and has entered a Landlock domain of its own. Everything that it needs
+//! for that is in one message of the keeper.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
