@@ -4,7 +4,8 @@
 //! A monitor reads only the segments that the ELF header lists, so it boots the file as it is. The file
 //! gets its name when it is complete, so a kill at any point leaves a whole kernel or none. The link
 //! `.chosen` names the kernel for boxes that name none. Every other hidden entry belongs to the
-//! command that holds the directory's lock. The next command removes what a killed one left.
+//! command that holds the directory's lock. Each command begins by removing them, and `fetch` ends with
+//! that, so nothing special happens after a kill.
 
 use std::ffi::{CString, OsStr};
 use std::fs::{self, File};
@@ -192,7 +193,7 @@ impl Kernels {
         if let Some(directory) = self.open()?
             && lock_within("lock kernels", &directory, Lock::Exclusive, Duration::ZERO).is_ok()
         {
-            self.remove_leftovers(&directory);
+            self.clear_work(&directory);
         }
         let entries = match fs::read_dir(&self.path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -257,7 +258,7 @@ impl Kernels {
         let added = packages.and_then(|packages| {
             self.put(&directory, &Package::of_debs(&packages, None, &directory)?, None)
         });
-        self.remove_leftovers(&directory);
+        self.clear_work(&directory);
         added
     }
 
@@ -376,7 +377,7 @@ impl Kernels {
         lock_within("lock kernels", &directory, Lock::Exclusive, LOCK_WITHIN)
             .context(|| self.cannot("lock"))
             .map_err(|error| error.with_hint("another 'tare vm kernel' command may be running"))?;
-        self.remove_leftovers(&directory);
+        self.clear_work(&directory);
         Ok(directory)
     }
 
@@ -391,9 +392,9 @@ impl Kernels {
         }
     }
 
-    /// Removes what a killed command left. The caller holds the lock. What cannot be removed is
-    /// tried again by the next command.
-    fn remove_leftovers(&self, directory: &OwnedFd) {
+    /// Removes the entries of the command that holds the lock: downloads, and files without a name of a
+    /// kernel. The next command tries again to remove what cannot be removed.
+    fn clear_work(&self, directory: &OwnedFd) {
         let names = fs::read_dir(&self.path).into_iter().flatten().flatten();
         for name in names.map(|entry| entry.file_name()) {
             if name == DOWNLOAD {

@@ -61,7 +61,7 @@ impl StoreDirectory {
         })
     }
 
-    /// Removes files that an earlier server was writing when it ended.
+    /// Empties `incoming`. While a server writes files, it must not call this.
     pub fn clear_incoming(&self) -> Result<(), ServiceError> {
         for name in names(&self.incoming).context(|| "cannot list incoming".to_owned())? {
             let is_ours = name.bytes().all(|byte| byte.is_ascii_digit());

@@ -63,8 +63,10 @@ enum FoundFile {
 }
 
 impl Store {
-    /// Counts every file, and removes expired and torn ones.
+    /// The first sweep of a server: counts every file, and removes expired and torn ones. No file is
+    /// being written yet.
     pub(super) fn count_all(&self, now: Timestamp) -> Result<(), ServiceError> {
+        self.directory.clear_incoming()?;
         let mut counted = Usage::default();
         self.check_all(now, |object| counted.add(&object.owner, object.size))?;
         *self.usage() = counted;

@@ -9,9 +9,9 @@
 //! ```
 //!
 //! The store writes the record last and removes it first, so a file is complete or absent at
-//! every moment. Content without a record was left by a server that was killed; opening the
-//! store removes it ([`expiry`]). Nothing is synced to disk: after a loss of power, content can
-//! be shorter than its record says, and the store removes both.
+//! every moment. Opening the store is its first sweep ([`expiry`]). Each sweep removes content without
+//! a record, which a killed server leaves. Nothing is synced to disk: after a loss of power, content
+//! can be shorter than its record says, and the store removes both.
 //!
 //! Paths contain only ids and hexadecimal digits, never a name that a client chose. Every
 //! operation may wait for the disk: call it on a worker thread.
@@ -70,7 +70,6 @@ impl Store {
             next_incoming: AtomicU64::new(0),
             schedule: Mutex::default(),
         };
-        store.directory.clear_incoming()?;
         store.count_all(Timestamp::now())?;
         Ok(Arc::new(store))
     }
