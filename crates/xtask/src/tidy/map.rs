@@ -1,12 +1,12 @@
 //! Checks that the map of the code, ARCHITECTURE.md, agrees with the code: the row of each folder
-//! has the sentences that open the folder, every other file has a name on the map, and the table of
-//! dependencies names each of them.
+//! has the sentences that open the folder, every other file has a name on the map, also in crates
+//! whose row names all of their parts, and the table of dependencies names each of them.
 
 use super::Finding;
 use super::source::Source;
 use std::path::Path;
 
-/// The crates whose folders are on the map.
+/// The crates whose folders have rows. The row of any other crate names its folders and files.
 const CRATES: [&str; 4] = ["engine", "keeper", "server", "cli"];
 const DEPENDENCIES: &str = "## Dependencies";
 /// How the paragraph begins that names the files without a row.
@@ -21,6 +21,13 @@ pub fn check(path: &str, text: &str, sources: &[Source]) -> Vec<Finding> {
             && !rows(text).any(|(_, name, _)| name == folder)
         {
             found.push(finding(1, format!("there is no row for {folder}")));
+        }
+        if let Some((of_crate, part)) = part_of_small_crate(&source.path)
+            && !text.lines().any(|line| {
+                line.starts_with(&format!("| `{of_crate}` |")) && line.contains(&format!("`{part}`"))
+            })
+        {
+            found.push(finding(1, format!("the row of {of_crate} does not name {part}")));
         }
         if let Some(name) = single_file(&source.path)
             && !rows(text).any(|(_, row, _)| opens(&source.path, row))
@@ -77,6 +84,19 @@ fn single_file(path: &Path) -> Option<&str> {
     }
 }
 
+/// `kernel` and `procfs` of each file in `crates/kernel/src/procfs`.
+fn part_of_small_crate(path: &Path) -> Option<(&str, &str)> {
+    let parts: Vec<&str> = path.iter().filter_map(|part| part.to_str()).collect();
+    match parts.as_slice() {
+        ["crates", name, "src", part, ..] if !CRATES.contains(name) => {
+            let part = part.strip_suffix(".rs").unwrap_or(part);
+            let is_named = !matches!(part, "lib" | "main") && !part.ends_with("_tests");
+            is_named.then_some((name, part))
+        }
+        _ => None,
+    }
+}
+
 /// Whether this is the file that opens a folder, or the file of the row itself.
 fn opens(path: &Path, name: &str) -> bool {
     let Some((of_crate, inside)) = name.split_once('/') else { return false };
@@ -125,6 +145,16 @@ mod tests {
         assert_eq!(check("map", "A map.\n\nOther files. cli: `hint`.\n", &sources).len(), 0);
         assert_eq!(check("map", "| `cli/hint.rs` | Hints. |\n", &sources).len(), 0);
         assert_eq!(check("map", "`hint`\n\nOther files.\n", &sources).len(), 1);
+    }
+
+    #[test]
+    fn the_row_of_a_crate_without_rows_for_folders_names_all_of_its_parts() {
+        let path = |inside: &str| format!("crates/kernel/src/{inside}");
+        let sources =
+            ["lib.rs", "clock.rs", "procfs/mod.rs"].map(|it| Source::new(path(it), "//! x\n"));
+        let check = |text: &str| check("map", text, &sources).len();
+        assert_eq!(check("| `kernel` | calls: `clock`, `procfs` |\n"), 0);
+        assert_eq!(check("| `kernel` | calls: `clock` |\n| `engine` | `procfs` |\n"), 1);
     }
 
     #[test]

@@ -262,5 +262,5 @@ fn is_gone(written: Result<(), Errno>) -> Result<bool, Error> {
 }
 
 #[cfg(test)]
-#[path = "relay_tests.rs"]
+#[path = "attach_loop_tests.rs"]
 mod tests;

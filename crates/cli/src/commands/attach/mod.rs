@@ -13,11 +13,11 @@ use crate::error::print_note;
 use crate::exit::DONE;
 use crate::stdio::{self, Caller};
 
+mod attach_loop;
 mod input;
 mod keys;
-mod relay;
 
-use crate::commands::attach::relay::{AttachEnd, AttachLoop};
+use crate::commands::attach::attach_loop::{AttachEnd, AttachLoop};
 
 const EXAMPLES: &str = "\
 Examples:
