@@ -399,8 +399,10 @@ fn failed(doing: String, errno: i32) -> Error {
 
 fn unfinished(id: &BoxId) -> Error {
     Error::conflict(format!("box {id} did not finish the copy"))
-        .caused_by("its side of the copy ended too early")
-        .with_hint("a file that did not arrive completely is as it was before")
+        .caused_by(
+            "tare's process in the box ended early, as when the box ends or its memory is full",
+        )
+        .with_hint("try again; a file that did not arrive completely is as it was before")
 }
 
 /// `what` comes from the box and may be anything: errors are escaped where they are shown.

@@ -201,7 +201,6 @@ impl Files {
         let spool = self.spool.as_mut().expect("packages are unpacked into a spool");
         let mut reader = Reader::new(tar);
         let mut at = spool.stream_position().context(|| "cannot unpack it".to_owned())?;
-        let damaged = |error| Error::bad_request("the package is damaged").caused_by(error);
         while let Some(entry) = reader.next_entry().map_err(damaged)? {
             let name = String::from_utf8_lossy(&entry.name).into_owned();
             let name = name.trim_start_matches("./");
@@ -281,9 +280,13 @@ pub fn is_deb(path: &Path) -> Result<bool, Error> {
     Ok(&magic[..count] == AR_MAGIC)
 }
 
+fn damaged(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::bad_request("the package is damaged").caused_by(why).with_hint("download it again")
+}
+
 /// Moves to the content of the member `data.tar*`, and returns its size.
 fn find_data(file: &mut File) -> Result<u64, Error> {
-    let damaged = || Error::bad_request("the package is damaged");
+    let damaged = || damaged("it ends early, or is not a package of Debian");
     file.seek(SeekFrom::Start(AR_MAGIC.len() as u64)).map_err(|_| damaged())?;
     loop {
         let mut header = [0; 60];

@@ -95,7 +95,7 @@ impl Monitor for Qemu {
             Accelerator::Tcg => {
                 let translated = TRANSLATED_BYTES >> 20;
                 add(&["-accel", &format!("tcg,thread=multi,tb-size={translated}")]);
-                // QEMU 7.2 emulates cmpxchg16b wrongly.
+                // QEMU 7.2 emulates cmpxchg16b wrongly. Boxes get it from version 10 on.
                 let is_old = self.version.split('.').next().is_none_or(|it| it.len() < 2);
                 add(&["-cpu", if is_old { "qemu64,-cx16" } else { "qemu64" }]);
             }

@@ -1,8 +1,10 @@
 //! Supervises a box: reaps every process, enforces deadlines, collects output and answers
-//! calls. One loop, which never waits for a particular client or process.
+//! calls. One loop, which waits for no particular client or process, except for a clone that
+//! confines itself (5 s at most) and for the last writes of a machine (10 s at most).
 //!
-//! Each turn first collects everything that happened and then decides whether the box
-//! ends. The command is the first entry of the list of executions, and ends the box.
+//! Each turn reaps first. If the command has ended or a deadline has passed, the box ends at once.
+//! Otherwise the turn collects output, serves clients and machine, and decides again. The command is
+//! the first entry of the list of executions, and ends the box.
 
 pub mod calls;
 pub mod connections;

@@ -147,10 +147,11 @@ async fn call(config: &HookConfig, stdin: &str, end: &CancellationToken) -> Resu
     match status.code().and_then(|code| u8::try_from(code).ok()) {
         Some(0) => Ok(()),
         Some(hook_runner::LATE) => {
-            failed("it was killed at its timeout, or exited with 124".into())
+            let timeout_s = config.timeout.0.as_secs();
+            failed(format!("it took longer than [hook] timeout, {timeout_s} s, or exited with 124"))
         }
         Some(hook_runner::NOT_STARTED) => {
-            failed("it could not be started, or exited with 125".into())
+            failed("it is missing or not executable, or exited with 125".into())
         }
         Some(code) => failed(format!("it ended with exit code {code}")),
         None => failed(format!("it ended with {status}")),

@@ -416,8 +416,8 @@ pub fn freeze(roots: &CgroupRoots, of: TaggedId<'_>, frozen: bool) -> Result<(),
         if start.elapsed() >= FREEZE_WITHIN {
             set_frozen(&cgroups, !frozen).context(doing)?;
             return Err(Error::failed(doing())
-                .caused_by("a process in it hangs in the kernel")
-                .with_hint("the box is as before; try again when the process has its answer"));
+                .caused_by("a process in it waits in the kernel, as for a file system that does not answer")
+                .with_hint("the box is as before; 'tare inspect' names its processes, try again later"));
         }
         #[expect(clippy::disallowed_methods, reason = "bounded by FREEZE_WITHIN")]
         std::thread::sleep(LOOK_AGAIN);
