@@ -76,7 +76,7 @@ pub fn keeper(
 
 fn message(order: &BirthOrder<'_>) -> Vec<u8> {
     let (namespaces, joins) = (order.namespaces.flags(), order.tasks.len() as u64);
-    let mut message = BirthHead { namespaces, joins }.to_bytes().to_vec();
+    let mut message = BirthHead { namespaces, joins }.to_bytes();
     let mut add = |words: &[CString]| {
         words.iter().for_each(|word| message.extend(word.as_bytes_with_nul()));
         message.push(0);

@@ -85,7 +85,7 @@ fn message(launch: &Launch<'_>) -> io::Result<Vec<u8>> {
         limits: limits.len() as u32,
         filter: seccomp.len() as u32,
     };
-    let mut message = head.to_bytes().to_vec();
+    let mut message = head.to_bytes();
     for limit in limits {
         let resource = rustix::process::Resource::from(limit.resource) as u64;
         message.extend(ResourceLimit { resource, value: limit.value }.to_bytes());

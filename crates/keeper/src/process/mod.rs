@@ -61,13 +61,9 @@ pub struct ExecContext {
 /// A process that the keeper started, and every process that it started in turn.
 #[derive(Debug)]
 pub struct Execution {
-    /// `None` for the entry of a box without a command.
-    pid: Option<Pid>,
-    /// For a process in the machine of the box.
-    remote: Option<Remote>,
+    what: Executed,
     /// The client, or the creator of the box. `None` if the process does not need one.
     channel: Option<Channel>,
-    mark: Option<TreeMark>,
     deadline_ns: Option<u64>,
     /// In a machine: how many processes its kernel had killed for memory at the start.
     oom_kills_before: Option<u64>,
@@ -80,6 +76,19 @@ pub struct Execution {
     /// It is a program of tare that copies files.
     pub is_copy: bool,
     end: Option<End>,
+}
+
+/// What an execution executes.
+#[derive(Debug)]
+enum Executed {
+    /// The entry of a box without a command.
+    Nothing,
+    /// A child of the keeper. One that ends the box, and a copy, have no mark for their trees.
+    Child {
+        pid: Pid,
+        mark: Option<TreeMark>,
+    },
+    InMachine(Box<Remote>),
 }
 
 /// A process that the keeper in the machine starts.
@@ -156,8 +165,7 @@ pub fn start(
         }
     };
     Ok(Execution {
-        pid: Some(pid),
-        mark,
+        what: Executed::Child { pid, mark },
         deadline_ns: exec.timeout_ns.map(|left| boot_ns().saturating_add(left)),
         oom_kills_before,
         ends_box,
@@ -170,10 +178,8 @@ impl Execution {
     /// creator.
     pub fn without_command() -> Self {
         Self {
-            pid: None,
-            remote: None,
+            what: Executed::Nothing,
             channel: None,
-            mark: None,
             deadline_ns: None,
             oom_kills_before: None,
             stage: Stage::Running,
@@ -188,29 +194,42 @@ impl Execution {
     /// Makes the entry of a process in the machine.
     pub fn in_machine(remote: Remote, ends_box: bool) -> Self {
         let is_copy = !matches!(remote.program, None | Some(Program::Command(_) | Program::Clone));
-        Self { remote: Some(remote), ends_box, is_copy, ..Self::without_command() }
+        Self {
+            what: Executed::InMachine(Box::new(remote)),
+            ends_box,
+            is_copy,
+            ..Self::without_command()
+        }
+    }
+
+    fn remote(&self) -> Option<&Remote> {
+        if let Executed::InMachine(remote) = &self.what { Some(remote) } else { None }
     }
 
     pub fn remote_mut(&mut self) -> Option<&mut Remote> {
-        self.remote.as_mut()
+        if let Executed::InMachine(remote) = &mut self.what { Some(remote) } else { None }
+    }
+
+    fn mark_mut(&mut self) -> Option<&mut TreeMark> {
+        if let Executed::Child { mark, .. } = &mut self.what { mark.as_mut() } else { None }
     }
 
     /// Returns the connection to the keeper in the machine.
     pub fn remote_channel(&self) -> Option<&Channel> {
-        self.remote.as_ref()?.channel.as_ref()
+        self.remote()?.channel.as_ref()
     }
 
     pub fn remote_channel_mut(&mut self) -> Option<&mut Channel> {
-        self.remote.as_mut()?.channel.as_mut()
+        self.remote_mut()?.channel.as_mut()
     }
 
     pub fn has_started(&self) -> bool {
-        self.remote.as_ref().is_some_and(|remote| remote.started)
+        self.remote().is_some_and(|remote| remote.started)
     }
 
     /// Handles the end that the keeper in the machine reports.
     pub fn ended_in_machine(&mut self, end: End) {
-        if let Some(remote) = &mut self.remote {
+        if let Some(remote) = self.remote_mut() {
             remote.channel = None;
         }
         match &self.stage {
@@ -238,7 +257,7 @@ impl Execution {
 
     /// Returns the event of the start of a process in the machine for the journal.
     pub fn begun(&self, started: bool) -> Option<BoxEvent> {
-        let program = self.remote.as_ref()?.program.as_ref()?;
+        let program = self.remote()?.program.as_ref()?;
         Some(begun(self.number, program, started))
     }
 
@@ -253,12 +272,15 @@ impl Execution {
     }
 
     pub fn is(&self, pid: Pid) -> bool {
-        self.pid == Some(pid)
+        matches!(self.what, Executed::Child { pid: own, .. } if own == pid)
     }
 
     pub fn has_process(&self) -> bool {
-        let in_machine = self.remote.as_ref().is_some_and(|remote| remote.program.is_some());
-        self.pid.is_some() || in_machine
+        match &self.what {
+            Executed::Nothing => false,
+            Executed::Child { .. } => true,
+            Executed::InMachine(remote) => remote.program.is_some(),
+        }
     }
 
     pub fn channel(&self) -> Option<&Channel> {
@@ -275,7 +297,7 @@ impl Execution {
 
     /// Returns whether its tree has to be killed once more, soon.
     pub fn is_ending(&self) -> bool {
-        matches!(self.stage, Stage::Ending(_)) && self.remote.is_none()
+        matches!(self.stage, Stage::Ending(_)) && self.remote().is_none()
     }
 
     /// Returns how the box ends, if this execution ends it.
@@ -298,7 +320,7 @@ impl Execution {
     pub fn deadline_ns(&self) -> Option<u64> {
         match self.stage {
             Stage::Running => self.deadline_ns,
-            Stage::Ending(_) => self.deadline_ns.filter(|_| self.remote.is_some()),
+            Stage::Ending(_) => self.deadline_ns.filter(|_| self.remote().is_some()),
             Stage::Over => None,
         }
     }
@@ -329,12 +351,13 @@ impl Execution {
             end.cause = Cause::Stopped;
         }
         let report = Report::Ended(end);
+        let has_mark = self.mark_mut().is_some();
         match &self.stage {
             Stage::Running => {
                 self.end = Some(end);
                 if self.ends_box {
                     self.stage = Stage::Over;
-                } else if self.asked_to_end && self.mark.is_some() {
+                } else if self.asked_to_end && has_mark {
                     self.stage = Stage::Ending(Some(report));
                     self.kill_again();
                 } else {
@@ -342,7 +365,7 @@ impl Execution {
                 }
             }
             // It has no tree, so nothing is left to kill.
-            Stage::Ending(report) if self.mark.is_none() => {
+            Stage::Ending(report) if !has_mark => {
                 let report = report.clone();
                 // A copy that failed closes its streams before it has exited, and its client hangs up
                 // at once. So the copy had ended by itself, unless the signal was faster.
@@ -371,19 +394,25 @@ impl Execution {
 
     /// Sends a signal to the process. While it is running it is not reaped, so its pid is its own.
     pub fn signal(&mut self, signal: i32) {
-        if let Some(remote) = self.remote.as_ref().filter(|_| self.stage == Stage::Running) {
-            match &remote.channel {
+        if self.stage != Stage::Running {
+            return;
+        }
+        match &self.what {
+            Executed::Nothing => {}
+            Executed::Child { pid, .. } => {
+                // A process that has just ended needs no signal.
+                step("signal a process", || signal_child(*pid, signal)).ok();
+            }
+            Executed::InMachine(remote) => match &remote.channel {
                 Some(channel) => {
                     channel.send(&Request::Signal(signal), REQUEST_BYTES_MAX, &[]).ok();
                 }
                 // The machine is not ready, so the signal ends a process that has not begun.
                 None => {
-                    self.end(End::of_command(signal), Some(Report::Ended(End::of_command(signal))))
+                    let end = End::of_command(signal);
+                    self.end(end, Some(Report::Ended(end)));
                 }
-            }
-        } else if let (Stage::Running, Some(pid)) = (&self.stage, self.pid) {
-            // A process that has just ended needs no signal.
-            step("signal a process", || signal_child(pid, signal)).ok();
+            },
         }
     }
 
@@ -391,7 +420,7 @@ impl Execution {
         if let Stage::Ending(report) = &self.stage {
             // The machine has not answered in time. It kills the tree of a process whose client is gone.
             let report = report.clone();
-            self.remote.iter_mut().for_each(|remote| remote.channel = None);
+            self.remote_mut().into_iter().for_each(|remote| remote.channel = None);
             return self.conclude(report.as_ref());
         }
         let end = End::killed(Cause::Timeout);
@@ -413,7 +442,7 @@ impl Execution {
             self.stage = Stage::Over;
             return;
         }
-        if let Some(remote) = &mut self.remote {
+        if let Executed::InMachine(remote) = &mut self.what {
             let at_once = Request::Deadline { at_ns: 0 };
             let asked = remote.channel.as_ref().filter(|_| report.is_some());
             if asked.is_some_and(|it| it.send(&at_once, REQUEST_BYTES_MAX, &[]).is_ok()) {
@@ -433,10 +462,9 @@ impl Execution {
     /// Kills the tree of an execution that is ending, once more. The execution is over when nothing
     /// is left to kill.
     pub fn kill_again(&mut self) {
-        if let (Stage::Ending(report), Some(mark)) = (&self.stage, &mut self.mark)
-            && mark.kill_all().unwrap_or(false)
-        {
-            self.conclude(report.clone().as_ref());
+        let Stage::Ending(report) = self.stage.clone() else { return };
+        if self.mark_mut().is_some_and(|mark| mark.kill_all().unwrap_or(false)) {
+            self.conclude(report.as_ref());
         }
     }
 

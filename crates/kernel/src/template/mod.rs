@@ -30,11 +30,8 @@ pub fn native() -> io::Result<OwnedFd> {
 }
 
 impl BirthHead {
-    pub fn to_bytes(self) -> [u8; 16] {
-        let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&self.namespaces.to_ne_bytes());
-        bytes[8..].copy_from_slice(&self.joins.to_ne_bytes());
-        bytes
+    pub fn to_bytes(self) -> Vec<u8> {
+        [self.namespaces, self.joins].map(u64::to_ne_bytes).concat()
     }
 }
 
@@ -48,21 +45,13 @@ impl BirthAnswer {
 }
 
 impl ConfineHead {
-    pub fn to_bytes(self) -> [u8; 16] {
-        let Self { uid, gid, limits, filter } = self;
-        let mut bytes = [0; 16];
-        for (place, number) in bytes.chunks_exact_mut(4).zip([uid, gid, limits, filter]) {
-            place.copy_from_slice(&number.to_ne_bytes());
-        }
-        bytes
+    pub fn to_bytes(self) -> Vec<u8> {
+        [self.uid, self.gid, self.limits, self.filter].map(u32::to_ne_bytes).concat()
     }
 }
 
 impl ResourceLimit {
-    pub fn to_bytes(self) -> [u8; 16] {
-        let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&self.resource.to_ne_bytes());
-        bytes[8..].copy_from_slice(&self.value.to_ne_bytes());
-        bytes
+    pub fn to_bytes(self) -> Vec<u8> {
+        [self.resource, self.value].map(u64::to_ne_bytes).concat()
     }
 }

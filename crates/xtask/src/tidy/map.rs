@@ -24,7 +24,8 @@ pub fn check(path: &str, text: &str, sources: &[Source]) -> Vec<Finding> {
         }
         if let Some((of_crate, part)) = part_of_small_crate(&source.path)
             && !text.lines().any(|line| {
-                line.starts_with(&format!("| `{of_crate}` |")) && line.contains(&format!("`{part}`"))
+                line.starts_with(&format!("| `{of_crate}` |"))
+                    && line.contains(&format!("`{part}`"))
             })
         {
             found.push(finding(1, format!("the row of {of_crate} does not name {part}")));
