@@ -3,15 +3,18 @@
 
 use std::process::Stdio;
 use std::thread;
+use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tare_harness::skip::has_program;
-use tare_harness::{Answer, Output, Server, Tare, eventually, skip, tare};
+use tare_harness::{Answer, Output, Server, Tare, eventually, let_pass, skip, tare};
 
 use crate::machines::{Machines, QEMU, machines};
 use crate::serve::configured;
 use crate::serve::operating::{events, value};
 use crate::serve::quotas::sha256;
+use crate::serve::terminal::{BINARY, Socket};
 
 const SERVE: [&str; 4] = ["serve", "--listen", "127.0.0.1:0", "--config"];
 
@@ -68,8 +71,8 @@ fn a_machine_does_over_http_what_a_native_box_does_and_outlives_its_server() {
     assert_eq!((&made["driver"], &made["state"]), (&json!("vm"), &json!("running")));
     assert_eq!(metric(&server, "tare_machine_boot_seconds_count "), 1.0);
     assert_eq!(metric(&server, "tare_machines_live "), 1.0);
-    let whole = metric(&server, "tare_gauge_promised{gauge=\"memory_host\"} ");
-    assert!(whole >= f64::from(512 << 20), "{whole}");
+    let promised = |server: &Server| metric(server, "tare_gauge_promised{gauge=\"memory_host\"} ");
+    assert_eq!(promised(&server), f64::from(512 << 20));
     // One more does not fit. A native box does.
     create(&server, &[], &json!({ "driver": "vm" })).refused(503, "machines_full");
     let native = create(&server, &[], &json!({ "driver": "native" })).was(201).json();
@@ -80,6 +83,7 @@ fn a_machine_does_over_http_what_a_native_box_does_and_outlives_its_server() {
     server.kill();
     let server = machines.serve(&config);
     eventually("it has found the machine", || metric(&server, "tare_machines_live ") == 1.0);
+    assert_eq!(promised(&server), f64::from(512 << 20));
     let found = server.get("/v1/boxes").was(200).json();
     assert_eq!(
         (&found["boxes"][0]["id"], &found["boxes"][0]["driver"]),
@@ -113,11 +117,21 @@ fn uses(server: &Server) {
     act(&format!("execs/{exec}/signal"), json!({ "signal": "TERM" })).was(204);
     let path = format!("/v1/boxes/web/execs/{exec}");
     eventually("it has ended", || server.get(&path).was(200).json()["exit_code"] == 143);
+    let mut terminal = Socket::open(server, "command=sh&rows=9&columns=40");
+    terminal.send(BINARY, b"stty size\n");
+    terminal.read_until("9 40");
+    drop(terminal);
+    let headers = [("Content-Type", "application/json"), ("Accept", "application/x-ndjson")];
+    let echo = br#"{"command": ["echo", "streamed"]}"#;
+    let streamed = server.ask("POST", "/v1/boxes/web/exec", &headers, echo).was(200).text();
+    assert!(streamed.contains("streamed") && streamed.contains("exit_code"), "{streamed}");
     let file = "/v1/boxes/web/files/work/a/b";
     server.ask("PUT", file, &[], b"content").was(204);
     assert_eq!(server.get(file).was(200).text(), "content");
     let list = server.get("/v1/boxes/web/files/work/a?list=true").was(200).json();
     assert_eq!(list["entries"][0]["name"], "b");
+    let archive = server.get("/v1/boxes/web/files/work/a?tar=true").was(200).body;
+    assert!(archive.windows(7).any(|it| it == b"content"));
     server.delete(file).was(204);
     server.get(file).refused(404, "no_such_file");
     assert_eq!(server.get("/v1/boxes/web/logs").was(200).text(), "up\n");
@@ -156,22 +170,37 @@ fn ends(server: &Server) {
     assert!(item("guest_memory")["not_observed"].is_string(), "{receipt}");
 }
 
+const RUN_TIMEOUT: Duration = Duration::from_secs(8);
+
 #[test]
 fn a_run_in_a_machine_has_its_files_and_its_timeout_begins_after_the_boot() {
     let machines = machines!();
     let (_directory, config) =
         configured("[vm]\naccel = 'tcg'\n[boxes]\ndriver = 'vm'\n[pool.box]\nwarm = 1\n");
     let server = machines.serve(&config);
-    // Three seconds are less than a boot under load takes.
     let body = json!({
         "language": "bash",
         "code": "cat in.txt; uname -r; echo out > out.txt",
         "files": [{ "path": "in.txt", "content": "in\n" }],
         "outputs": ["out.txt"],
-        "timeout_ms": 3000,
+        "timeout_ms": RUN_TIMEOUT.as_millis(),
         "receipt": true,
     });
-    let ran = server.post("/v1/run", &body).was(200).json();
+    let ran = thread::scope(|scope| {
+        let run = scope.spawn(|| server.post("/v1/run", &body));
+        // The machine boots for longer than its command may run.
+        let mut monitor = None;
+        eventually("its monitor runs", || {
+            let records = machines.tare.footprint().records;
+            monitor = records.first().and_then(|id| machines.monitor_if_any(id));
+            monitor.is_some() || run.is_finished()
+        });
+        let monitor = Pid::from_raw(monitor.expect("a monitor")).expect("a pid");
+        kill_process(monitor, Signal::STOP).expect("it lives");
+        let_pass(RUN_TIMEOUT);
+        kill_process(monitor, Signal::CONT).expect("it lives");
+        run.join().expect("an answer").was(200).json()
+    });
     assert_eq!((&ran["exit_code"], &ran["driver"]), (&json!(0), &json!("vm")), "{ran}");
     assert_eq!((&ran["warm"], &ran["files"][0]["path"]), (&json!("off"), &json!("out.txt")));
     assert!(ran["stdout"].as_str().is_some_and(|it| it.starts_with("in\n")), "{ran}");
@@ -192,8 +221,14 @@ fn a_run_in_a_machine_has_its_files_and_its_timeout_begins_after_the_boot() {
     let failed = server.post("/v1/run", &body).refused(503, "machine_not_started");
     assert!(failed.text().contains("in time"), "{}", failed.text());
     create(&server, &[], &json!({ "driver": "vm" })).refused(503, "machine_not_started");
+    let before = server.vitals_at_rest().descriptors;
+    for _boot in 0..4 {
+        server.post("/v1/run", &body).refused(503, "machine_not_started");
+        create(&server, &[], &body).refused(503, "machine_not_started");
+    }
+    eventually("descriptors are where they were", || server.vitals().descriptors <= before);
     let failed = metric(&server, "tare_machine_boots_failed_total{reason=\"timeout\"} ");
-    assert_eq!((failed, metric(&server, "tare_machines_live ")), (2.0, 0.0));
+    assert_eq!((failed, metric(&server, "tare_machines_live ")), (10.0, 0.0));
     server.stop().ok();
 }
 

@@ -7,10 +7,10 @@ use serde_json::json;
 use tare_harness::{Server, Tare, eventually, tare};
 
 const TEXT: u8 = 1;
-const BINARY: u8 = 2;
+pub const BINARY: u8 = 2;
 const CLOSE: u8 = 8;
 
-struct Socket {
+pub struct Socket {
     stream: TcpStream,
     /// Text that was read and not matched yet.
     seen: String,
@@ -18,7 +18,7 @@ struct Socket {
 
 impl Socket {
     #[track_caller]
-    fn open(server: &Server, query: &str) -> Self {
+    pub fn open(server: &Server, query: &str) -> Self {
         let mut stream = server.connect();
         let head = format!(
             "GET /v1/boxes/web/exec/ws?{query} HTTP/1.1\r\nHost: localhost\r\n\
@@ -38,7 +38,7 @@ impl Socket {
     }
 
     /// With a mask of zeros, which is a mask.
-    fn send(&mut self, kind: u8, bytes: &[u8]) {
+    pub fn send(&mut self, kind: u8, bytes: &[u8]) {
         let mut frame = vec![0x80 | kind];
         match u8::try_from(bytes.len()) {
             Ok(length) if length < 126 => frame.push(0x80 | length),
@@ -71,7 +71,7 @@ impl Socket {
     }
 
     #[track_caller]
-    fn read_until(&mut self, wanted: &str) {
+    pub fn read_until(&mut self, wanted: &str) {
         loop {
             if let Some(at) = self.seen.find(wanted) {
                 self.seen.drain(..at + wanted.len());
