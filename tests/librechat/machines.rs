@@ -48,5 +48,12 @@ fn executions_sessions_packages_and_tools_work_in_machines() {
     let listed = chat.server.get("/v1/boxes").json();
     let drivers = listed["boxes"].as_array().expect("boxes").iter().map(|one| &one["driver"]);
     assert_eq!(drivers.collect::<Vec<_>>(), [&json!("vm")]);
+    // A session that is in a machine is replaced when sessions are to be native boxes.
+    let config = fs::read_to_string(chat.configuration()).expect("a configuration");
+    let native = config.replace("driver = 'vm'", "driver = 'native'");
+    fs::write(chat.configuration(), native).expect("the test's file");
+    chat.server.post("/v1/reload", &json!({})).was(204);
+    let third = in_session("uname -r");
+    assert_eq!((&third["runtime_status"], &third["stdout"]), (&json!("new"), &json!(host)));
     chat.stop(&machines.tare);
 }
