@@ -2,6 +2,9 @@
 //! them. `./check` runs crun, and `./check --long` runs podman and dockerd, which it unpacks to
 //! `target/containers`.
 
+use std::path::Path;
+use std::time::Duration;
+
 use tare_harness::skip;
 use tare_harness::skip::has_program;
 
@@ -60,6 +63,85 @@ fn root_of_a_machine_has_its_whole_kernel_and_runs_containers() {
         }
     }
     tare.exec(&id, ["sh", "-c", CRUN]).exited(3).printed("in a container\n");
+    tare.remove(&id);
+}
+
+/// The programs are in `/opt`. The image is one program, which is on the scratch space like everything else.
+const PODMAN: &str = r#"
+set -e
+mkdir -p /var/tmp /etc/containers /work/image/bin
+cp "$(command -v busybox)" /work/image/bin/busybox; ln -s busybox /work/image/bin/sh
+echo '{"default": [{"type": "insecureAcceptAnything"}]}' > /etc/containers/policy.json
+p() {
+    podman --root /work/storage --storage-driver overlay --cgroup-manager cgroupfs \
+        --events-backend file --conmon /opt/usr/bin/conmon --runtime /usr/bin/crun "$@"
+}
+tar -C /work/image -c . | p import -q - small >/dev/null
+p run --rm --network none --log-driver none small /bin/sh -c 'echo in podman; exit 5'
+"#;
+
+/// Waits for the daemon, which ends with the box.
+const DOCKER: &str = r#"
+set -e
+dockerd --data-root /work/docker >/work/dockerd.log 2>&1 &
+until docker version >/dev/null 2>&1; do
+    kill -0 $! 2>/dev/null || { tail -n 20 /work/dockerd.log >&2; exit 1; }
+    sleep 0.2
+done
+docker info 2>/dev/null | grep -oE '(Storage Driver|Cgroup Version): .*'
+tar -C /work/image -c . | docker import - small >/dev/null
+docker run --rm small /bin/busybox ping -c 1 172.17.0.1 | grep -oE '^1 packets transmitted, 1 packets received'
+docker run --rm small /bin/sh -c 'echo in docker; exit 6'
+"#;
+
+#[test]
+fn podman_and_dockerd_run_containers_in_a_machine() {
+    let machines = machines!();
+    if std::env::var_os("TARE_LONG").is_none() {
+        skip!("only with TARE_LONG=1: it takes minutes");
+    }
+    let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/containers");
+    let Ok(programs) = programs.canonicalize() else {
+        skip!("no target/containers: ./check --long fetches it");
+    };
+    for program in ["crun", "busybox"] {
+        if !has_program(program) {
+            skip!("no {program}");
+        }
+    }
+    let tare = &machines.tare;
+    let volume = format!("{}:/opt:ro", programs.display());
+    let libraries = "LD_LIBRARY_PATH=/opt/usr/lib/x86_64-linux-gnu:/opt/lib/x86_64-linux-gnu";
+    let id = machines.detached(&[
+        "--root",
+        "--memory",
+        "2g",
+        "--scratch",
+        "1g",
+        "-v",
+        &volume,
+        "-e",
+        "PATH=/opt/usr/sbin:/opt/usr/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "-e",
+        libraries,
+        "-e",
+        "XTABLES_LIBDIR=/opt/usr/lib/x86_64-linux-gnu/xtables",
+        "--",
+        "sleep",
+        "10000",
+    ]);
+    let exec = |script: &str| tare.spawn_call(["exec", &id, "--", "sh", "-c", script]);
+    for (script, last, code) in [(PODMAN, "in podman", 5), (DOCKER, "in docker", 6)] {
+        let exec = exec(script);
+        assert!(exec.ends_within(Duration::from_secs(300)), "{}", exec.stderr_so_far());
+        let output = exec.wait().exited(code);
+        let said = output.stdout_text();
+        assert_eq!(said.lines().last(), Some(last), "{output}");
+        if code == 6 {
+            let found = ["Storage Driver: overlay2", "Cgroup Version: 2", "1 packets received"];
+            assert!(found.iter().all(|it| said.contains(it)), "{output}");
+        }
+    }
     tare.remove(&id);
 }
 
