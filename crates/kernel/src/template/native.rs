@@ -43,18 +43,16 @@ pub struct Interpreter {
     /// is 0 without one.
     rseq_offset: isize,
     rseq_bytes: u32,
-    /// The memory that a clone needs.
-    needed: *const Pages,
-    needed_length: usize,
+    /// The memory that a clone writes.
+    written: *const Pages,
+    written_length: usize,
 }
 
-/// Memory, and the advice of `madvise(2)` that makes it present.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Pages {
     start: usize,
     bytes: usize,
-    advice: usize,
 }
 
 type Fd = i32;
@@ -73,6 +71,7 @@ const CLONE_VFORK: u64 = 0x4000;
 const CLONE_PARENT: u64 = 0x8000;
 const CLONE_NEWCGROUP: usize = 0x0200_0000;
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+const MADV_POPULATE_WRITE: usize = 23;
 const MSG_CMSG_CLOEXEC: usize = 0x4000_0000;
 const MSG_TRUNC: i32 = 0x20;
 const MSG_CTRUNC: i32 = 0x8;
@@ -161,7 +160,7 @@ pub extern "C" fn serve(interpreter: &Interpreter) {
             close(*fd);
         }
     };
-    get_pages(interpreter);
+    copy_pages(interpreter);
     let confined = receive(clone).and_then(|order| confine(order, clone, interpreter));
     let errno = confined.err().unwrap_or(0);
     write(clone, &errno.to_ne_bytes()).ok();
@@ -172,17 +171,16 @@ pub extern "C" fn serve(interpreter: &Interpreter) {
     (interpreter.after)();
 }
 
-/// Makes the memory present that the clone needs, while the keeper makes the box. Without this,
-/// each page costs a fault. Kernels before Linux 5.14 refuse the advice, and the clone has the
-/// faults.
-fn get_pages(interpreter: &Interpreter) {
-    let Interpreter { needed, needed_length, .. } = interpreter;
-    // SAFETY: `needed` points to `needed_length` elements, which Python keeps while `serve` runs.
-    let needed = unsafe { core::slice::from_raw_parts(*needed, *needed_length) };
-    for Pages { start, bytes, advice } in needed {
-        // SAFETY: `template.py` chooses an advice that populates memory. That changes none of its
-        // content, and fails where there is none.
-        unsafe { call(nr::MADVISE, [*start, *bytes, *advice, 0, 0]) }.ok();
+/// Copies the memory that the clone will write, while the keeper makes the box. Without this, each
+/// page costs a fault. Kernels before Linux 5.14 refuse the advice, and the clone has the faults.
+/// Memory that it only reads is not worth it: one fault brings sixteen pages of a file.
+fn copy_pages(interpreter: &Interpreter) {
+    let Interpreter { written, written_length, .. } = interpreter;
+    // SAFETY: `written` points to `written_length` elements, which Python keeps while `serve` runs.
+    let written = unsafe { core::slice::from_raw_parts(*written, *written_length) };
+    for Pages { start, bytes } in written {
+        // SAFETY: populating memory changes none of its content, and fails where there is none.
+        unsafe { call(nr::MADVISE, [*start, *bytes, MADV_POPULATE_WRITE, 0, 0]) }.ok();
     }
 }
 

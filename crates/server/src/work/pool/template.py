@@ -32,9 +32,9 @@ def template(modules):
     sys.stdout.flush()
     sys.stderr.flush()
     restore(os, _signal)
-    needed = prepare(os, sys, gc)
-    pages = (ctypes.c_int64 * len(needed))(*needed)
-    words = [*functions, offset, size, ctypes.addressof(pages), len(needed) // 3]
+    written = prepare(os, sys, gc)
+    pages = (ctypes.c_int64 * len(written))(*written)
+    words = [*functions, offset, size, ctypes.addressof(pages), len(written) // 2]
     interpreter = (ctypes.c_int64 * len(words))(*words)
     os.write(1, b"\0")
     native.serve(interpreter)
@@ -70,13 +70,13 @@ TEMPLATE_ENV = [
 REHEARSALS = 16
 
 
-# Makes clones fast. Returns the memory that they need; none if that cannot be found out.
+# Makes clones fast. Returns the memory that they write; none if that cannot be found out.
 def prepare(os, sys, gc):
     try:
         rehearse(os, sys, REHEARSALS)
         gc.collect()
         gc.freeze()
-        return needed_pages(os, sys, gc)
+        return needed_pages(os, sys)
     except OSError:
         gc.collect()
         gc.freeze()
@@ -115,51 +115,52 @@ def rehearse(os, sys, times):
             os.close(number)
 
 
-# Returns the memory that a clone needs, as the native part takes it, by the rehearsal of a copy. A clone
+# Returns the memory that a clone writes, as the native part takes it, by the rehearsal of a copy. A clone
 # that gets it at once has few page faults.
-def needed_pages(os, sys, gc):
-    reads, writes = os.pipe()
+def needed_pages(os, sys):
+    ready, done = os.pipe(), os.pipe()
     copy = os.fork()
     if copy == 0:
         try:
             rehearse(os, sys, 1)
-            gc.collect()
-            os.write(writes, b" ".join(b"%d" % number for number in own_pages(os)))
+            os.write(ready[1], b".")
+            os.close(done[1])
+            os.read(done[0], 1)
         finally:
             os._exit(0)
-    os.close(writes)
-    text = b""
-    while part := os.read(reads, 1 << 16):
-        text += part
-    os.close(reads)
-    os.waitpid(copy, 0)
-    return [int(number) for number in text.split()]
+    try:
+        os.close(ready[1])
+        os.read(ready[0], 1)
+        return written_pages(os, copy)
+    finally:
+        for number in (ready[0], *done):
+            os.close(number)
+        os.waitpid(copy, 0)
 
 
-# Returns the pages that this process has written or read since it was made, as triples of an address, a
-# length and an advice of madvise(2): populate for writing (23) or for reading (22). A copy of a process
-# has no other pages of files, and shares the other pages that can be written.
-def own_pages(os):
+# Returns the pages that a copy of this process has written, as pairs of an address and a length. This
+# process looks, because the copy would write more pages by looking.
+def written_pages(os, copy):
     size = os.sysconf("SC_PAGE_SIZE")
     found = []
-    pagemap = os.open("/proc/self/pagemap", os.O_RDONLY)
-    with open("/proc/self/maps", "rb") as maps:
+    with open("/proc/%d/maps" % copy, "rb") as maps:
         lines = maps.readlines()
+    pagemap = os.open("/proc/%d/pagemap" % copy, os.O_RDONLY)
     for line in lines:
         place, kind = line.split()[:2]
         start, end = (int(address, 16) for address in place.split(b"-"))
-        if kind[:1] != b"r" or kind[3:] != b"p" or end >= 1 << 47 or end - start > 1 << 30:
+        if kind[:2] != b"rw" or kind[3:] != b"p" or end >= 1 << 47 or end - start > 1 << 30:
             continue
-        # Present, and if it can be written: mapped by no other process.
-        wanted, advice = (0x81, 23) if kind[1:2] == b"w" else (0x80, 22)
         flags = os.pread(pagemap, (end - start) // size * 8, start // size * 8)[7::8]
         for at in range(start, end, size):
-            if flags[(at - start) // size] & wanted != wanted:
+            # Present, and mapped by no other process.
+            if flags[(at - start) // size] & 0x81 != 0x81:
                 continue
-            if found[-1:] == [advice] and found[-3] + found[-2] == at:
-                found[-2] += size
+            if found and found[-2] + found[-1] == at:
+                found[-1] += size
             else:
-                found += [at, size, advice]
+                found += [at, size]
+    os.close(pagemap)
     return found
 
 
