@@ -1,5 +1,6 @@
 //! The oldest supported kernel, Debian 12's Linux 6.1, with both cgroup layouts: the claims in
-//! `vm/checks.sh` hold there, and those in `vm/kvm.sh` where it has KVM.
+//! `vm/checks.sh` hold there, those in `vm/kvm.sh` where it has KVM, and those in `vm/systemd.sh` where
+//! systemd manages it.
 
 use std::io::Write;
 
@@ -11,6 +12,7 @@ use crate::vm::{Console, Layout, Machine};
 /// Fewer, and the script lost some.
 const CHECKS_MIN: usize = 28;
 const CHECKS_WITH_KVM: usize = 3;
+const CHECKS_WITH_SYSTEMD: usize = 4;
 
 #[test]
 fn every_check_holds_on_linux_6_1_with_cgroup_v2_alone() {
@@ -40,6 +42,17 @@ fn machines_run_with_kvm_as_root_and_without_root() {
         Err(why) => skip!("{why}"),
     };
     all_hold(&machine.run(machines.tare.program(), Layout::Pure), CHECKS_WITH_KVM);
+}
+
+/// The command is in the hint for a user whose limits cannot be enforced.
+#[test]
+fn a_user_gets_limits_by_the_command_with_systemd_run() {
+    let machine = match Machine::with_systemd() {
+        Ok(machine) => machine,
+        Err(why) => skip!("{why}"),
+    };
+    let tare = tare!();
+    all_hold(&machine.run(tare.program(), Layout::Systemd), CHECKS_WITH_SYSTEMD);
 }
 
 /// Each check is shown, also where the test's output is captured.

@@ -55,6 +55,8 @@ pub enum Layout {
     Pure,
     /// In v1 hierarchies, with an empty v2 beside them.
     Hybrid,
+    /// In the one v2 hierarchy, which Debian's systemd manages.
+    Systemd,
 }
 
 /// The parts of a machine that were found on this host.
@@ -110,11 +112,19 @@ impl Machine {
         })
     }
 
+    /// A machine for [`Layout::Systemd`].
+    pub fn with_systemd() -> Result<Self, String> {
+        if !target("systemd").exists() {
+            return Err("no systemd in target: ./check fetches it".to_owned());
+        }
+        Ok(Self { checks: include_str!("vm/systemd.sh"), ..Self::find()? })
+    }
+
     /// Boots it, runs the checks on `tare` in it, and waits for its end.
     pub fn run(&self, tare: &Path, layout: Layout) -> Console {
         let directory = TemporaryDirectory::new();
         let archive = directory.join("archive");
-        fs::write(&archive, self.archive(tare)).expect("the directory is ours");
+        fs::write(&archive, self.archive(tare, layout)).expect("the directory is ours");
         let console = directory.join("console");
         let mut running = Running(self.boot(&archive, &console, layout));
         let ended = running.ends_within(ENDS_WITHIN);
@@ -132,6 +142,7 @@ impl Machine {
         let layout = match layout {
             Layout::Pure => "pure",
             Layout::Hybrid => "hybrid",
+            Layout::Systemd => "systemd",
         };
         // An emulated machine needs no protection of its caches, and its kernel no self-tests of
         // cryptography: one of them once did not end.
@@ -165,7 +176,7 @@ impl Machine {
             .expect("QEMU can be started")
     }
 
-    fn archive(&self, tare: &Path) -> Vec<u8> {
+    fn archive(&self, tare: &Path, layout: Layout) -> Vec<u8> {
         let mut archive = Archive::default();
         for path in ["usr", "usr/bin", "usr/lib", "etc", "etc/vm", "mnt", "dev"] {
             archive.directory(path);
@@ -176,12 +187,14 @@ impl Machine {
         archive.console("dev/console");
         archive.program("usr/bin/busybox", &read(&self.busybox));
         archive.program("usr/bin/tare", &read(tare));
-        let users = b"root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/tmp:/bin/sh\n";
+        let users = b"root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/tmp:/bin/sh\n\
+            messagebus:x:100:100::/:/bin/false\n";
         archive.file("etc/passwd", users);
-        archive.file("etc/group", b"root:x:0:\nuser:x:1000:\nkvm:x:104:\n");
-        match self.shares.is_empty() {
-            true => add_python(&mut archive),
-            false => archive.symlink("lib64", "usr/lib64"),
+        archive.file("etc/group", b"root:x:0:\nuser:x:1000:\nmessagebus:x:100:\nkvm:x:104:\n");
+        match layout {
+            Layout::Systemd => add_systemd(&mut archive),
+            Layout::Pure | Layout::Hybrid if self.shares.is_empty() => add_python(&mut archive),
+            Layout::Pure | Layout::Hybrid => archive.symlink("lib64", "usr/lib64"),
         }
         for path in ["init", "etc/vm/init"] {
             archive.program(path, include_bytes!("vm/init.sh"));
@@ -221,6 +234,44 @@ fn add_python(archive: &mut Archive) {
                 archive.program(&path, &content);
             }
         }
+    }
+}
+
+/// Adds the systemd that `./check` unpacks, with a manager for the user.
+fn add_systemd(archive: &mut Archive) {
+    for path in ["usr", "etc", "lib64"] {
+        add_tree(archive, &target("systemd"), path);
+    }
+    let units = "etc/systemd/system";
+    archive.file(&format!("{units}/checks.service"), include_bytes!("vm/systemd/checks.service"));
+    let runtime = include_bytes!("vm/systemd/user-runtime-dir@.service");
+    archive.file(&format!("{units}/user-runtime-dir@.service"), runtime);
+    let changes: [(&str, &[u8]); 3] = [
+        ("user@.service", include_bytes!("vm/systemd/user.conf")),
+        ("dbus.service", include_bytes!("vm/systemd/dbus.conf")),
+        ("dbus.socket", include_bytes!("vm/systemd/dbus.conf")),
+    ];
+    for (unit, change) in changes {
+        archive.directory(&format!("{units}/{unit}.d"));
+        archive.file(&format!("{units}/{unit}.d/vm.conf"), change);
+    }
+}
+
+/// Adds a file, a link, or a directory with everything below it.
+fn add_tree(archive: &mut Archive, root: &Path, path: &str) {
+    let source = root.join(path);
+    let kind = source.symlink_metadata().expect("it was unpacked").file_type();
+    if kind.is_symlink() {
+        let target = fs::read_link(&source).expect("it is a link");
+        archive.symlink(path, target.to_str().expect("Debian's names are text"));
+    } else if kind.is_dir() {
+        archive.directory(path);
+        for entry in fs::read_dir(&source).expect("it was unpacked").flatten() {
+            let name = entry.file_name().into_string().expect("Debian's names are text");
+            add_tree(archive, root, &format!("{path}/{name}"));
+        }
+    } else {
+        archive.program(path, &read(&source));
     }
 }
 

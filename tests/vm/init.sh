@@ -37,6 +37,13 @@ if grep -q vm_shares /proc/cmdline; then
     mount -t overlay -o lowerdir=/usr:/run/usr overlay /usr
 fi
 
+# Whatever hangs: the machine does not outlive this, nobody may be left to end it.
+(sleep 300; echo "VM gives up"; reboot -f) &
+
+if grep -q vm_layout=systemd /proc/cmdline; then
+    exec /usr/lib/systemd/systemd --unit=checks.service --log-target=null
+fi
+
 if grep -q vm_layout=hybrid /proc/cmdline; then
     mount -t tmpfs -o mode=0755 tmpfs /sys/fs/cgroup
     for controllers in memory pids cpu,cpuacct; do
@@ -49,9 +56,6 @@ else
     # No v1 hierarchy has taken a controller, so v2 has them all.
     mount -t cgroup2 cgroup2 /sys/fs/cgroup
 fi
-
-# Whatever hangs: the machine does not outlive this, nobody may be left to end it.
-(sleep 300; echo "VM gives up"; reboot -f) &
 
 # A child, so that this process has nothing to do but to reap orphans.
 setsid sh /etc/vm/checks </dev/null &
