@@ -2,10 +2,11 @@
 //!
 //! ```text
 //! Booting ─hello─▶ Starting ─Done─▶ Ready
-//!    │                │               └─ end of the monitor, a broken port ──▶ Failed
-//!    │                └─ these, SetupFailed, the deadline of the boot ───────▶ Failed
-//!    └─ end of the monitor, a broken port, the deadline of the boot ─────────▶ Failed
+//!    └───────────────┴───────────────┴──▶ Failed
 //! ```
+//!
+//! In every state, the machine fails if its monitor ends or its port breaks. Before it is ready, it also
+//! fails at the deadline of its boot. While it starts, it also fails with the report `SetupFailed`.
 //!
 //! What the machine sends is untrusted: it can end its box, and nothing else. No function here
 //! blocks, except `Machine::sync`, which has a deadline.

@@ -1,4 +1,5 @@
-//! Boxes ahead of requests. Each waits on a *shelf* with others of its [`Shape`], and is used once.
+//! Makes boxes before requests need them. Each waits on a *shelf* with others of its [`Shape`], and
+//! is used once.
 //!
 //! ```text
 //!            ┌ miss: the request makes its own box, and the shelf is filled

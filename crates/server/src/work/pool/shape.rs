@@ -65,7 +65,7 @@ impl PoolName {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shape {
     pub pool: PoolName,
-    /// Without what only the request decides.
+    /// The spec of the box, without the parts that only a request decides.
     pub spec: Spec,
     pub life: Life,
     pub interpreter: Option<Interpreter>,

@@ -254,7 +254,7 @@ impl Shelves {
     pub fn take_templates(&mut self) -> Vec<TemplateBox> {
         for made in &self.templates {
             let of_it = self.all.iter().filter(|shelf| shelf.source.is(&made.template)).count();
-            // The one more is the reference of its own box.
+            // The box of the template has one reference, and each shelf that uses it has one.
             if Arc::strong_count(&made.template) == of_it + 1 {
                 let of_it = self.all.iter_mut().filter(|shelf| shelf.source.is(&made.template));
                 of_it.for_each(|shelf| shelf.source = Source::TemplateToMake);
