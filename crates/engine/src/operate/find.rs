@@ -125,11 +125,12 @@ pub fn list(root: &StateRoot) -> Result<Vec<Status>, Error> {
     };
     let ids = state_root::list(root, boxes.as_fd())?;
     let until = Instant::now() + GOES_WITHIN;
+    let answered_until = Instant::now() + inspect::ANSWERS_WITHIN;
     let status = |id: &BoxId| {
         let at = root.at(id);
         match tended(at, boxes.as_fd(), until) {
             Ok(observation) => {
-                let mut status = inspect::status(at, &observation?);
+                let mut status = inspect::status_until(at, &observation?, answered_until);
                 command::shorten(&mut status.command);
                 Some(status)
             }

@@ -31,6 +31,12 @@ use crate::time::Timestamp;
 pub const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
 
 pub fn status(at: BoxAt<'_>, observation: &Observation) -> Status {
+    status_until(at, observation, Instant::now() + ANSWERS_WITHIN)
+}
+
+/// Returns the status of a box. Does not ask the keeper of a machine after `until`, so that machines that
+/// do not answer delay a list of many boxes no longer than the list of one.
+pub fn status_until(at: BoxAt<'_>, observation: &Observation, until: Instant) -> Status {
     let lines = &observation.record.lines;
     let spec = observation.spec();
     let used = if observation.is_live() {
@@ -41,7 +47,7 @@ pub fn status(at: BoxAt<'_>, observation: &Observation) -> Status {
     let booting = observation.is_booting();
     let is_machine = observation.is_live() && spec.is_some_and(|spec| spec.machine.is_some());
     let pids = if is_machine {
-        seen_by_keeper(at, observation, Instant::now() + ANSWERS_WITHIN).1
+        seen_by_keeper(at, observation, until).1
     } else {
         used.pids.map(without_keeper)
     };
