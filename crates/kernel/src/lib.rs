@@ -18,6 +18,7 @@ pub mod landlock;
 pub mod launch;
 pub mod locks;
 pub mod memory;
+pub mod memory_file;
 pub mod mount;
 pub mod network;
 pub mod process;

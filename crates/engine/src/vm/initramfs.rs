@@ -7,9 +7,8 @@ use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use tare_control::MACHINE_NAME;
-use tare_kernel::step::step;
+use tare_kernel::memory_file;
 
 use super::image;
 use super::parts::KernelModule;
@@ -29,9 +28,8 @@ const NO_DEVICE: (u32, u32) = (0, 0);
 
 /// Returns a file in memory with the archive. The kernel frees it with its last descriptor.
 pub fn make(modules: &[KernelModule]) -> io::Result<OwnedFd> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = step("make initramfs", || memfd_create("tare-initramfs", flags))?;
-    let mut archive = Archive { file: File::from(file), entries: 0 };
+    let file = memory_file::make(c"tare-initramfs")?;
+    let mut archive = Archive { file, entries: 0 };
     archive.add("dev", DIRECTORY, NO_DEVICE, &[])?;
     archive.add("dev/console", DEVICE, CONSOLE, &[])?;
     let name = MACHINE_NAME.to_string_lossy();
@@ -44,8 +42,7 @@ pub fn make(modules: &[KernelModule]) -> io::Result<OwnedFd> {
     }
     archive.add(END, 0, NO_DEVICE, &[])?;
     // The monitor gets this descriptor. No monitor may change the file.
-    let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
-    fcntl_add_seals(&archive.file, seals)?;
+    memory_file::seal(&archive.file)?;
     Ok(archive.file.into())
 }
 

@@ -8,24 +8,19 @@ mod orders;
 
 pub use orders::{BirthAnswer, BirthHead, BirthStep, ConfineHead, ResourceLimit};
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::fd::OwnedFd;
-use std::{fs::File, io};
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
-
-use crate::step::step;
+use crate::memory_file;
 
 /// The shared object of `native.rs`.
 const NATIVE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/template.so"));
 
 /// Returns a file with the native part, which no process can change.
 pub fn native() -> io::Result<OwnedFd> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let mut file = File::from(step("make a file in memory", || memfd_create(c"template", flags))?);
+    let mut file = memory_file::make(c"template")?;
     file.write_all(NATIVE)?;
-    let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
-    fcntl_add_seals(&file, seals)?;
+    memory_file::seal(&file)?;
     Ok(file.into())
 }
 
