@@ -4,3 +4,4 @@
 
 mod calls;
 mod instants;
+mod machines;

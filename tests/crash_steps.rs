@@ -6,7 +6,8 @@
 //! search. So a new step is covered as soon as it exists.
 //!
 //! ```text
-//! TARE_STEPS_ALL=1     every errno at every step, instead of one that the seed chooses
+//! TARE_STEPS_ALL=1     every errno at every step, instead of one that the seed chooses; and every step
+//!                      of a machine, instead of every thirtieth
 //! TARE_STEPS_SEED=N    the same choice again
 //! ```
 
@@ -18,10 +19,10 @@ mod trials;
 
 use operations::{
     COPY_IN, COPY_OUT, EXEC, FINISH, PAUSE, REMOVE, REMOVE_ABANDONED, RENAME, RESUME, RUN,
-    RUN_DETACHED, STOP, SWEEP, UPDATE, Whom,
+    RUN_DETACHED, RUN_MACHINE, RUN_MACHINE_DETACHED, STOP, SWEEP, UPDATE, Whom,
 };
 use pools::each_step_of_a_pool;
-use trials::each_step;
+use trials::{each_step, some_steps_of_a_machine};
 
 pub use faulty::tare as faulty_tare;
 
@@ -43,6 +44,18 @@ fn detached_run_survives_crash_failure_and_repeat_at_every_step() {
 #[test]
 fn detached_run_survives_crash_failure_and_repeat_of_its_keeper_at_every_step() {
     each_step(&RUN_DETACHED, Whom::Keeper);
+}
+
+#[test]
+fn a_machine_survives_crash_failure_and_repeat_at_any_step() {
+    some_steps_of_a_machine(&RUN_MACHINE, Whom::Tare);
+    some_steps_of_a_machine(&RUN_MACHINE, Whom::Keeper);
+}
+
+#[test]
+fn a_detached_machine_survives_crash_failure_and_repeat_at_any_step() {
+    some_steps_of_a_machine(&RUN_MACHINE_DETACHED, Whom::Tare);
+    some_steps_of_a_machine(&RUN_MACHINE_DETACHED, Whom::Keeper);
 }
 
 #[test]

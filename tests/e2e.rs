@@ -36,6 +36,7 @@ mod library;
 mod librechat;
 mod limits;
 mod log;
+mod machine_files;
 mod machine_limits;
 mod machine_root;
 mod machine_streams;

@@ -11,6 +11,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use tare_harness::scene::Scene;
 use tare_harness::skip::has_program;
 use tare_harness::{Output, Running, Tare, TemporaryDirectory, eventually, tare};
 
@@ -27,10 +28,20 @@ pub struct Machines {
 
 impl Machines {
     pub fn new(tare: Tare, unpacked: &Path) -> Self {
-        let machines = Self { directory: TemporaryDirectory::new(), tare };
+        Self::in_directory(tare, TemporaryDirectory::new(), unpacked)
+    }
+
+    /// With a directory that the user of the tare can write.
+    pub fn in_directory(tare: Tare, directory: TemporaryDirectory, unpacked: &Path) -> Self {
+        let machines = Self { directory, tare };
         let unpacked = unpacked.to_str().expect("the path is ASCII");
         machines.call(&["vm", "kernel", "use", unpacked]).ok();
         machines
+    }
+
+    /// Returns the scene of its boxes, and the directory that has to be removed before it.
+    pub fn into_scene(self) -> (Scene, TemporaryDirectory) {
+        (Scene::new(self.tare), self.directory)
     }
 
     /// The directory of the kernels.

@@ -196,7 +196,8 @@ impl Crash {
         let running = self.start(scene);
         tare_harness::let_pass(self.after);
         let keepers = if self.is_for_keeper() {
-            keeper.into_iter().chain(children(running.pid())).collect()
+            let started = children(running.pid()).into_iter().map(|(_, child)| child);
+            keeper.into_iter().chain(started).collect()
         } else {
             Vec::new()
         };
@@ -260,7 +261,7 @@ impl Crash {
 }
 
 /// The children of a process that it has not reaped (`children` in proc_pid_task(5)).
-fn children(parent: u32) -> Vec<OwnedFd> {
+pub fn children(parent: u32) -> Vec<(u32, OwnedFd)> {
     let path = format!("/proc/{parent}/task/{parent}/children");
     let numbers = || -> Vec<u32> {
         let text = fs::read_to_string(&path).unwrap_or_default();
@@ -272,5 +273,5 @@ fn children(parent: u32) -> Vec<OwnedFd> {
     let opened: Vec<_> = opened.collect();
     let still = numbers();
     let ours = opened.into_iter().filter(|(child, _)| still.contains(child));
-    ours.filter_map(|(_, descriptor)| descriptor).collect()
+    ours.filter_map(|(child, descriptor)| Some((child, descriptor?))).collect()
 }

@@ -21,6 +21,8 @@ const FIXED_NAMES: [&str; 5] = ["boxes", "claims", "histories", "names", "parent
 pub struct Lane<'a> {
     tare: &'a Tare,
     faulty: &'a Path,
+    /// Of machines.
+    kernels: Option<&'a Path>,
     home: TemporaryDirectory,
     /// Below which boxes are made.
     scope: Scope,
@@ -37,7 +39,7 @@ struct Bystander {
 }
 
 impl<'a> Lane<'a> {
-    pub fn new(tare: &'a Tare, faulty: &'a Path, number: usize) -> Self {
+    pub fn new(tare: &'a Tare, faulty: &'a Path, kernels: Option<&'a Path>, number: usize) -> Self {
         let home = TemporaryDirectory::new();
         let mut private = DirBuilder::new();
         private.mode(0o700).create(home.join("state")).expect("it is fresh");
@@ -47,6 +49,7 @@ impl<'a> Lane<'a> {
         let mut lane = Self {
             tare,
             faulty,
+            kernels,
             home,
             scope: Scope::new(&format!("steps-{number}")).expect("root makes cgroups"),
             bystander: Bystander {
@@ -107,6 +110,9 @@ impl<'a> Lane<'a> {
     #[track_caller]
     pub fn start(&self, mut command: Command) -> Running {
         command.env("TARE_STATE_ROOT", self.home.join("state"));
+        if let Some(kernels) = self.kernels {
+            command.env("TARE_VM_DIR", kernels).env("TARE_VM_BOOT", "55s");
+        }
         command.stdin(Stdio::null());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         self.tare.start_command(command)

@@ -89,6 +89,45 @@ pub const RUN_DETACHED: Operation = Operation {
     failures: &[125],
 };
 
+/// A box in a machine. Its monitor is the one process beside its keeper.
+pub const RUN_MACHINE: Operation = Operation {
+    call: &[
+        "run",
+        "--driver",
+        "vm",
+        "--accel",
+        "tcg",
+        "--name",
+        NAME,
+        "-v",
+        "HERE/volume:/data",
+        "--",
+        "true",
+    ],
+    ..RUN
+};
+
+pub const RUN_MACHINE_DETACHED: Operation = Operation {
+    call: &[
+        "run",
+        "-d",
+        "--driver",
+        "vm",
+        "--accel",
+        "tcg",
+        "--name",
+        NAME,
+        "--cgroup-parent",
+        PARENT,
+        "-v",
+        "HERE/volume:/data",
+        "--",
+        "sleep",
+        "1000",
+    ],
+    ..RUN_DETACHED
+};
+
 pub const EXEC: Operation = Operation {
     before: Before::Running,
     call: &["exec", NAME, "--", "true"],

@@ -3,18 +3,20 @@
 use std::any::Any;
 use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
+use std::path::PathBuf;
 
 use rustix::process::{Signal, WaitOptions, waitpid};
 use tare_harness::random::{fresh_seed, number_in};
 use tare_harness::scene::Fate;
 use tare_harness::skip::is_root;
-use tare_harness::{Output, eventually, skip, tare};
+use tare_harness::{Output, Tare, eventually, skip, tare};
 
 use crate::crash_steps::faulty;
 use crate::crash_steps::lane::Lane;
 use crate::crash_steps::operations::{
     Before, CONTENT, NAME, Operation, PARENT, RUN_DETACHED, Whom,
 };
+use crate::machines::machines;
 
 /// How many operations run at the same time.
 const LANES: usize = 2;
@@ -68,20 +70,39 @@ impl Fault {
 
 #[track_caller]
 pub fn each_step(operation: &'static Operation, whom: Whom) {
+    try_steps(&tare!(), None, (operation, whom), 1);
+}
+
+/// Boots take long, so `./check` tries every thirtieth step. The seed chooses the first.
+#[track_caller]
+pub fn some_steps_of_a_machine(operation: &'static Operation, whom: Whom) {
+    let machines = machines!();
+    let stride = if number_in("TARE_STEPS_ALL").is_some() { 1 } else { 30 };
+    try_steps(&machines.tare, Some(machines.kernels()), (operation, whom), stride);
+}
+
+#[track_caller]
+fn try_steps(
+    tare: &Tare,
+    kernels: Option<PathBuf>,
+    (operation, whom): (&'static Operation, Whom),
+    stride: usize,
+) {
     if !is_root() {
         skip!("only the boxes of root have cgroups to find them by");
     }
     let Some(faulty) = faulty::tare() else {
         skip!("tests/build-faults has not built target/faults/tare");
     };
-    let tare = tare!();
-    let lanes: Vec<Lane<'_>> = (0..LANES).map(|lane| Lane::new(&tare, &faulty, lane)).collect();
-    let first = steps_before(&lanes[0], operation, whom) + 1;
+    let new = |lane| Lane::new(tare, &faulty, kernels.as_deref(), lane);
+    let lanes: Vec<Lane<'_>> = (0..LANES).map(new).collect();
+    let skipped = fresh_seed() as usize % stride * LANES;
+    let first = steps_before(&lanes[0], operation, whom) + 1 + skipped;
     let mut failures = Vec::new();
     for fault in Fault::all() {
         let tried: Vec<Tried> = std::thread::scope(|threads| {
             let spawn = |(at, lane)| {
-                let steps = Steps { lane, operation, whom, fault };
+                let steps = Steps { lane, operation, whom, fault, stride };
                 threads.spawn(move || steps.all_from(first + at))
             };
             let running: Vec<_> = lanes.iter().enumerate().map(spawn).collect();
@@ -124,15 +145,17 @@ struct Steps<'a> {
     operation: &'static Operation,
     whom: Whom,
     fault: Fault,
+    /// Every which step of this lane is tried.
+    stride: usize,
 }
 
 impl Steps<'_> {
-    /// Tries every `LANES`-th step from `first` on. It continues after a failure and reports every
+    /// Tries every `LANES`-th step from `first` on, or fewer. It continues after a failure and reports every
     /// step that fails.
     fn all_from(&self, first: usize) -> Tried {
         let mut tried = Tried::default();
         let mut unmet = 0;
-        for step in (first..STEPS_MAX).step_by(LANES) {
+        for step in (first..STEPS_MAX).step_by(LANES * self.stride) {
             match std::panic::catch_unwind(AssertUnwindSafe(|| self.try_at(step))) {
                 Ok(true) => unmet = 0,
                 Ok(false) => {
