@@ -100,7 +100,7 @@ fn is_documented(field: &str, value: &Value) -> bool {
     let is_time = |value: &Value| value.as_str().is_some_and(|it| unix_seconds(it) > 0);
     match field {
         "id" | "state" => value.is_string(),
-        "name" | "key" | "cause" | "stuck_on" => value.is_null() || value.is_string(),
+        "name" | "key" | "driver" | "cause" | "stuck_on" => value.is_null() || value.is_string(),
         "created_at" => is_time(value),
         "lease_ends_at" | "ended_at" | "ended_after" => value.is_null() || is_time(value),
         "command" => value.as_array().is_some_and(|it| it.iter().all(Value::is_string)),
@@ -111,11 +111,12 @@ fn is_documented(field: &str, value: &Value) -> bool {
     }
 }
 
-const FIELDS: [&str; 17] = [
+const FIELDS: [&str; 18] = [
     "id",
     "name",
     "key",
     "state",
+    "driver",
     "created_at",
     "lease_ends_at",
     "command",
