@@ -202,3 +202,20 @@ fn floods_of_a_machine_leave_its_keeper_small_and_its_box_usable() {
         liars.tare.reap_orphans();
     }
 }
+
+/// A list asks each machine how many processes it has.
+#[test]
+fn a_list_does_not_wait_for_each_machine_that_never_answers() {
+    const MACHINES: usize = 12;
+    const LISTED_WITHIN: Duration = Duration::from_secs(9);
+    let liars = liars!("30s");
+    let lie = "start(); forever()";
+    let args = ["-d", "--lease", "2m", "--", "cat"];
+    let start = || liars.tare.detached_by(liars.command(lie, &[&RUN[..], &args].concat()));
+    let ids: Vec<String> = (0..MACHINES).map(|_| start()).collect();
+    let began = Instant::now();
+    assert_eq!(liars.tare.list().len(), MACHINES);
+    assert!(began.elapsed() < LISTED_WITHIN, "{:?}", began.elapsed());
+    ids.iter().for_each(|id| liars.tare.remove(id));
+    liars.tare.reap_orphans();
+}

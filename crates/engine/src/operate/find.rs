@@ -1,7 +1,7 @@
 //! Finds boxes by id, name or the beginning of an id, and lists them.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::care::tend::{observe_tended, tend_names, tended};
 use crate::error::Error;
@@ -118,6 +118,9 @@ fn not_unique(name: &Name, several: &[(Tenant, BoxId)]) -> Error {
         .with_hint("write KEY:NAME, or :NAME for a box of the command line")
 }
 
+/// How long a list asks machines for the number of their processes, all together.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
+
 /// Lists every box, the oldest first, with the beginning of its command.
 pub fn list(root: &StateRoot) -> Result<Vec<Status>, Error> {
     let Some(boxes) = state_root::boxes_if_any(root)? else {
@@ -125,7 +128,7 @@ pub fn list(root: &StateRoot) -> Result<Vec<Status>, Error> {
     };
     let ids = state_root::list(root, boxes.as_fd())?;
     let until = Instant::now() + GOES_WITHIN;
-    let answered_until = Instant::now() + inspect::ANSWERS_WITHIN;
+    let answered_until = Instant::now() + ANSWERS_WITHIN;
     let status = |id: &BoxId| {
         let at = root.at(id);
         match tended(at, boxes.as_fd(), until) {
