@@ -23,6 +23,7 @@ mod files;
 mod help;
 mod histories;
 mod hostile;
+mod hostile_guests;
 mod hostile_machines;
 mod identity;
 mod keeper_survives;
