@@ -15,14 +15,13 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{
-    AtFlags, CWD, MemfdFlags, Mode, fstat, fsync, memfd_create, readlinkat, symlinkat, unlinkat,
-};
+use rustix::fs::{AtFlags, CWD, Mode, fstat, fsync, readlinkat, symlinkat, unlinkat};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 use tare_kernel::fds;
 use tare_kernel::locks::{LOCK_WITHIN, Lock, lock_within};
+use tare_kernel::memory_file;
 use tare_kernel::replace::{Draft, replace};
 use tare_kernel::step::step;
 
@@ -106,9 +105,9 @@ fn boot_file(path: &str, privilege: Privilege) -> Result<BootKernel, Error> {
     }
     let package = Package::open(Path::new(path), None, CWD)?;
     let chosen = parts::choose(&package)?;
-    let memory = memfd_create(c"tare-kernel", MemfdFlags::CLOEXEC).context(cannot)?;
-    let mut memory = File::from(memory);
+    let mut memory = memory_file::make(c"tare-kernel").context(cannot)?;
     memory.write_all(package.elf.bytes()).context(cannot)?;
+    memory_file::seal(&memory).context(cannot)?;
     Ok(BootKernel {
         name: path.to_owned(),
         file: memory.into(),
