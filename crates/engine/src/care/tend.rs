@@ -130,14 +130,15 @@ pub fn awake(at: BoxAt<'_>) -> Result<Record, Error> {
     Ok(observation.record)
 }
 
-/// How long a client waits for a machine that boots. The boot has its own deadline, after which the
-/// box is gone.
+/// How long a client waits at least for a machine that boots. A machine that cannot boot is gone
+/// after its own deadline.
 const BOOTED_WITHIN: Duration = Duration::from_secs(60);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Returns the record of a box that can be used, when its machine has booted if it has one.
 pub fn awake_after_boot(at: BoxAt<'_>) -> Result<Record, Error> {
-    let until = Instant::now() + BOOTED_WITHIN;
+    let configured = at.root.machines.get().and_then(|settings| settings.boot_within);
+    let until = Instant::now() + configured.map_or(BOOTED_WITHIN, |it| it.max(BOOTED_WITHIN));
     loop {
         let observation = observe_tended(at)?;
         let boots = observation.record.is_machine() && observation.state() == State::Starting;
@@ -145,7 +146,7 @@ pub fn awake_after_boot(at: BoxAt<'_>) -> Result<Record, Error> {
             observation.check(at.id, Request::Use)?;
             return Ok(observation.record);
         }
-        #[expect(clippy::disallowed_methods, reason = "bounded by BOOTED_WITHIN")]
+        #[expect(clippy::disallowed_methods, reason = "bounded by `until`")]
         std::thread::sleep(LOOK_AGAIN);
     }
 }

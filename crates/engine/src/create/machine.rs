@@ -68,7 +68,7 @@ pub struct Machine<'a> {
     accelerator: Accelerator,
     /// The node that the monitor opens, if it may not open the host's.
     kvm_node: Option<OwnedFd>,
-    /// That the machine is emulated, if the user left that open.
+    /// With `--accel auto`: the note that the machine is emulated, and why.
     pub note: Option<String>,
     kernel: BootKernel,
     initramfs: OwnedFd,
@@ -82,7 +82,8 @@ impl<'a> Machine<'a> {
         let rate = CounterRate::start();
         check(new)?;
         let settings = at.root.machines.get().ok_or_else(|| {
-            Error::new(ErrorKind::Unsupported, "this tare makes no machines here")
+            let message = "cannot find the directory of the kernels of machines";
+            Error::new(ErrorKind::Unsupported, message).with_hint("set TARE_VM_DIR")
         })?;
         let wanted = (wanted, new.spec.privilege);
         let parts = parts(&settings, wanted, &at.root.host).map_err(|(_, why)| why)?;
@@ -259,7 +260,8 @@ fn check(NewBox { spec, mode }: NewBox<'_>) -> Result<(), Error> {
         Err(Error::bad_request(message).with_hint(hint))
     };
     if !cfg!(target_arch = "x86_64") {
-        return Err(Error::bad_request("machines exist only for x86-64"));
+        let message = "machines exist only for x86-64";
+        return Err(Error::bad_request(message).with_hint("use --driver native"));
     }
     if spec.isolation == Isolation::Contain {
         return refused("the host's files", "leave --contain out, or use --driver native".into());
@@ -275,12 +277,9 @@ fn check(NewBox { spec, mode }: NewBox<'_>) -> Result<(), Error> {
 
 /// Refuses a memory limit with which no machine works.
 pub fn check_memory(bytes: u64) -> Result<(), Error> {
-    if bytes >= MEMORY_BYTES_MIN {
-        return Ok(());
-    }
-    let [bytes, least] = [bytes, MEMORY_BYTES_MIN].map(quantity::show_bytes);
-    let message = format!("a memory limit of {bytes} is too small for a machine");
-    Err(Error::bad_request(message).with_hint(format!("the least is {least}")))
+    quantity::check_memory(bytes, MEMORY_BYTES_MIN, |bytes| {
+        format!("a memory limit of {bytes} is too small for a machine")
+    })
 }
 
 /// What runs the instructions of a machine.
@@ -295,7 +294,11 @@ struct Power {
 fn power(wanted: Accel, monitor: &Qemu, host: &Host, until: Instant) -> Result<Power, Error> {
     let emulated = |note| match monitor.has(Accelerator::Tcg) {
         true => Ok(Power { accelerator: Accelerator::Tcg, kvm_node: None, note }),
-        false => Err(Error::new(ErrorKind::Unsupported, "this QEMU cannot emulate")),
+        false => {
+            let message = format!("{} cannot emulate a processor", monitor.program().display());
+            let hint = "install qemu-system-x86, or use --accel kvm";
+            Err(Error::new(ErrorKind::Unsupported, message).with_hint(hint))
+        }
     };
     if wanted == Accel::Tcg {
         return emulated(None);
@@ -318,7 +321,7 @@ fn with_kvm(monitor: &Qemu, host: &Host, until: Instant) -> Result<Power, String
         return Err(why);
     }
     if !monitor.has(Accelerator::Kvm) {
-        return Err("this QEMU was built without it".to_owned());
+        return Err(format!("{} was built without it", monitor.program().display()));
     }
     // Without privileges, the monitor has the user and the groups of the caller.
     let node = host.is_privileged().then(kvm::own_node).transpose();

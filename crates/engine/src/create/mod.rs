@@ -556,14 +556,10 @@ fn notes(spec: &Spec, host: &Host, map: IdMap, cgroups: &CgroupHolding) -> Vec<S
 /// Refuses a memory limit in which a keeper cannot start. The command line has checked the limit; the
 /// configuration of a server may set any value.
 fn check_memory(spec: &Spec) -> Result<(), Error> {
-    let memory = spec.limits.memory_bytes.value();
-    if memory >= quantity::MEMORY_BYTES_MIN {
-        return Ok(());
-    }
-    let (memory, least) =
-        (quantity::show_bytes(memory), quantity::show_bytes(quantity::MEMORY_BYTES_MIN));
-    let message = format!("a memory limit of {memory} is too small for a box");
-    Err(Error::bad_request(message).with_hint(format!("the least is {least}")))
+    let bytes = spec.limits.memory_bytes.value();
+    quantity::check_memory(bytes, quantity::MEMORY_BYTES_MIN, |bytes| {
+        format!("a memory limit of {bytes} is too small for a box")
+    })
 }
 
 /// Refuses a process limit that nothing enforces. Without a cgroup, `RLIMIT_NPROC` limits the

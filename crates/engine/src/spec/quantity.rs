@@ -130,6 +130,19 @@ pub fn duration(text: &str) -> Result<Duration, Error> {
     within(text, ns, "a duration", range, show, DURATION_FORM).map(Duration::from_nanos)
 }
 
+/// Refuses a size below the least one, with this message about it.
+pub fn check_memory(
+    bytes: u64,
+    least: u64,
+    message: impl FnOnce(&str) -> String,
+) -> Result<(), Error> {
+    if bytes >= least {
+        return Ok(());
+    }
+    let error = Error::bad_request(message(&show_bytes(bytes)));
+    Err(error.with_hint(format!("the least is {}", show_bytes(least))))
+}
+
 /// Shows a size in the largest unit that needs at most one decimal, else in bytes: `64 MiB`,
 /// `1.5 GiB`, `1000 bytes`.
 pub fn show_bytes(bytes: u64) -> String {

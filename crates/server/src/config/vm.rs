@@ -62,12 +62,9 @@ impl Config {
     /// Checks what every machine would be refused for.
     pub fn check_machines(&self) -> Result<(), Error> {
         let is_enough = |setting: &str, ByteSize(bytes): ByteSize| {
-            if bytes >= MACHINE_MEMORY_BYTES_MIN {
-                return Ok(());
-            }
-            let [memory, least] = [bytes, MACHINE_MEMORY_BYTES_MIN].map(quantity::show_bytes);
-            let message = format!("{setting} = {memory} is too small for machines");
-            Err(Error::bad_request(message).with_hint(format!("the least is {least}")))
+            quantity::check_memory(bytes, MACHINE_MEMORY_BYTES_MIN, |memory| {
+                format!("{setting} = {memory} is too small for machines")
+            })
         };
         if self.boxes.driver == Driver::Vm {
             is_enough("[limits] memory_max", self.limits.memory_max)?;
@@ -83,7 +80,8 @@ impl Config {
         Ok(())
     }
 
-    /// Reports a part that no machine could use at start, and not with the first machine.
+    /// Checks monitor, accelerator and kernel when the server starts, so that the first machine does not
+    /// fail for them.
     pub fn find_machines(&self, settings: Option<&MachineSettings>) -> Result<(), Error> {
         if !self.asks_for_machines() {
             return Ok(());
