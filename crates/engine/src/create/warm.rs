@@ -6,8 +6,9 @@
 //!                                                                   [─▶ name]        [─▶ detach]
 //! ```
 //!
-//! A waiting box is attached: it ends with the server, and with the thread that made it. A box for a
-//! request for a detached box has a log, a journal and a cgroup for its workload, as every detached box.
+//! A waiting box is attached: it ends with the server, and with the thread that made it. If a request
+//! for a detached box is to claim it, it has a log, a journal and a cgroup for its workload, as every
+//! detached box.
 
 use tare_kernel::clock::boot_ns;
 
@@ -40,7 +41,7 @@ pub fn make(
     prepare(at, record, reserve, new, tend)
 }
 
-/// The options of a box that waits for a request for a detached box.
+/// The options of a box that waits until a request for a detached box claims it.
 pub fn waiting_options() -> DetachOptions {
     DetachOptions { lease: None, ..DetachOptions::default() }
 }
@@ -54,7 +55,7 @@ impl DetachOptions {
     }
 }
 
-/// Claims a box for a request for a detached box, which may also give it a name. Returns when its
+/// Claims a waiting box as a detached box. The request may give it a name. Returns when its
 /// command runs. A failure leaves nothing.
 pub fn claim_detached(
     root: &StateRoot,

@@ -12,7 +12,7 @@ use crate::record::FILES;
 use crate::record::files::CONTROL;
 use crate::record::json;
 
-/// Returns an entry that tare did not make, of a directory without a line that can be read.
+/// For a record directory without a readable line: returns an entry that tare did not make.
 ///
 /// A record that was just made, is half removed or has lost its lines contains only names that tare
 /// uses, and has a mark of tare. A directory without a mark counts as a record only if nothing in

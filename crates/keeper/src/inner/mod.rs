@@ -44,7 +44,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 const CONTROL: &str = "/control";
 const CGROUPS: &str = "/sys/fs/cgroup";
 const BOX_CGROUP: &str = "box";
-/// The cgroup of the keeper and of what it starts, where the box may make others beside it.
+/// With `--root`, the keeper and its processes are in this cgroup. The box may make others beside it.
 const FIRST_CGROUP: &str = "init";
 const CONTROLLERS: &str = "cgroup.subtree_control";
 

@@ -172,7 +172,7 @@ pub extern "C" fn serve(interpreter: &Interpreter) {
 }
 
 /// Copies the memory that the clone will write, while the keeper makes the box. Without this, each
-/// page costs a fault. Kernels before Linux 5.14 refuse the advice, and the clone has the faults.
+/// page costs a fault.
 /// Memory that it only reads is not worth it: one fault brings sixteen pages of a file.
 fn copy_pages(interpreter: &Interpreter) {
     let Interpreter { written, written_length, .. } = interpreter;
@@ -481,11 +481,11 @@ struct Message {
 /// Receives one order with its descriptors.
 fn receive(socket: Fd) -> Result<Order> {
     let inbox = &raw mut INBOX;
-    // SAFETY: the projection needs a live `Inbox`: it is a static.
+    // SAFETY: a projection into the static `INBOX`, which is always live.
     let bytes = unsafe { &raw mut (*inbox).bytes }.cast::<u8>();
-    // SAFETY: as above.
+    // SAFETY: a projection into the static `INBOX`, which is always live.
     let control = unsafe { &raw mut (*inbox).control }.cast::<u64>();
-    // SAFETY: as above.
+    // SAFETY: a projection into the static `INBOX`, which is always live.
     let fds = unsafe { &raw mut (*inbox).fds }.cast::<Fd>();
     let mut buffer = Buffer { start: bytes, length: ORDER_BYTES_MAX };
     let mut message = Message {

@@ -14,8 +14,8 @@ use crate::work::Service;
 use crate::work::request::idempotency::{Keyed, REQUEST_LABEL, check_same};
 use crate::work::request::run::Warm;
 
-/// How long a request waits for a box that another request with the same key is making. A machine
-/// may boot for as long as a native box may take to start.
+/// How long a request waits for a box that another request with the same key is making: 60 s for
+/// the box to start, and 60 s more for its machine to boot.
 const MADE_WITHIN: Duration = Duration::from_secs(120);
 /// The pause between two looks at such a box.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);

@@ -79,7 +79,7 @@ struct Makers {
     open: Mutex<Option<PipeWriter>>,
 }
 
-/// A box that was taken from its shelf, for a request for a detached box.
+/// A box that was taken from its shelf, to become a detached box.
 #[derive(Debug)]
 pub struct TakenBox {
     shelf: u64,
@@ -120,7 +120,7 @@ impl Service {
         claimed
     }
 
-    /// Takes a box that waits for a request for a detached box. The caller claims it at once.
+    /// Takes a waiting box for a request that asks for a detached box. The caller claims it at once.
     pub fn take_detached(&self, spec: &Spec, options: &DetachOptions) -> Option<TakenBox> {
         let shape = Shape::of_detached(spec, options, &self.config())?;
         match self.take_member(shape, &spec.tenant) {

@@ -56,8 +56,8 @@ def load(os, sys, _socket, ctypes):
     return native
 
 
-# Set in a template only: with more than one thread it could not be copied, and what it has linked, its
-# copies need not link.
+# Set in a template only. The first four keep libraries from starting threads: a process with threads cannot
+# be copied. LD_BIND_NOW resolves symbols once, in the template.
 TEMPLATE_ENV = [
     "OPENBLAS_NUM_THREADS",
     "OMP_NUM_THREADS",
