@@ -6,7 +6,7 @@ use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 
 use rustix::process::{Signal, WaitOptions, waitpid};
-use tare_harness::random::{fresh_seed, number_in};
+use tare_harness::random::{number_in, shown_seed};
 use tare_harness::scene::Fate;
 use tare_harness::skip::is_root;
 use tare_harness::{Output, Tare, eventually, skip, tare};
@@ -42,14 +42,11 @@ enum Fault {
 }
 
 impl Fault {
-    fn all() -> Vec<Self> {
+    fn all(seed: u64) -> Vec<Self> {
         let mut faults = vec![Self::Kill, Self::Twice];
         match number_in("TARE_STEPS_ALL") {
             Some(_) => faults.extend(ERRNOS.map(Self::Errno)),
-            None => {
-                let seed = number_in("TARE_STEPS_SEED").unwrap_or_else(fresh_seed);
-                faults.push(Self::Some { seed });
-            }
+            None => faults.push(Self::Some { seed }),
         }
         faults
     }
@@ -96,10 +93,11 @@ fn try_steps(
     };
     let new = |lane| Lane::new(tare, &faulty, kernels.as_deref(), lane);
     let lanes: Vec<Lane<'_>> = (0..LANES).map(new).collect();
-    let skipped = fresh_seed() as usize % stride * LANES;
+    let seed = shown_seed("TARE_STEPS_SEED");
+    let skipped = seed as usize % stride * LANES;
     let first = steps_before(&lanes[0], operation, whom) + 1 + skipped;
     let mut failures = Vec::new();
-    for fault in Fault::all() {
+    for fault in Fault::all(seed) {
         let tried: Vec<Tried> = std::thread::scope(|threads| {
             let spawn = |(at, lane)| {
                 let steps = Steps { lane, operation, whom, fault, stride };
@@ -145,13 +143,13 @@ struct Steps<'a> {
     operation: &'static Operation,
     whom: Whom,
     fault: Fault,
-    /// Every which step of this lane is tried.
+    /// Distance between two tried steps of this lane.
     stride: usize,
 }
 
 impl Steps<'_> {
-    /// Tries every `LANES`-th step from `first` on, or fewer. It continues after a failure and reports every
-    /// step that fails.
+    /// Tries every step from `first` on that is `LANES` times `stride` after another. It continues after a
+    /// failure and reports every step that fails.
     fn all_from(&self, first: usize) -> Tried {
         let mut tried = Tried::default();
         let mut unmet = 0;
