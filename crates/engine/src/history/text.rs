@@ -177,6 +177,7 @@ pub fn box_ended(end: End) -> (StepKind, String) {
 fn exec_ended(end: End) -> String {
     match why_killed(end) {
         Some(why) => format!("was killed, with all that it started: {why}"),
+        None if end.cause == Cause::Memory => format!("{}, because memory ran out", result(end)),
         None => result(end),
     }
 }
@@ -295,5 +296,17 @@ mod tests {
         ] {
             assert_eq!(box_ended(End::of_command(wait_status)).1, expected);
         }
+    }
+
+    #[test]
+    fn the_text_of_an_exec_names_the_cause_that_its_step_has() {
+        let ended = |wait_status, cause| {
+            event(&BoxEvent::ExecEnded { process: 3, wait_status, cause }, None).1
+        };
+        let killed = "exec 3 was killed by signal 9 (SIGKILL)";
+        assert_eq!(ended(9, Cause::Signalled), killed);
+        assert_eq!(ended(9, Cause::Memory), format!("{killed}, because memory ran out"));
+        let exited = "exec 3 exited with 1, because memory ran out";
+        assert_eq!(ended(1 << 8, Cause::Memory), exited);
     }
 }
