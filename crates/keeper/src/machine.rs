@@ -55,7 +55,7 @@ pub struct Machine {
     monitor: Pid,
     relay: Relay,
     console: Console,
-    /// Where the monitor takes commands. Its answers are not read.
+    /// Where the monitor takes commands. Its answers are read and dropped, so that it never blocks.
     commands: Console,
     memory_bytes: u64,
     set_memory: String,
@@ -191,8 +191,8 @@ impl Machine {
         self.move_bytes();
         match &self.stage {
             BootStage::Booting(_) if self.relay.is_greeted() => self.send_plan(),
-            BootStage::Starting => self.hear_start(),
-            BootStage::Ready => self.hear_answers(),
+            BootStage::Starting => self.read_start(),
+            BootStage::Ready => self.read_answers(),
             BootStage::Booting(_) | BootStage::Failed { .. } => {}
         }
         if matches!(self.stage, BootStage::Booting(_) | BootStage::Starting)
@@ -223,16 +223,15 @@ impl Machine {
         let within_ns = boot_ns().saturating_add(SYNC_WITHIN.as_nanos() as u64);
         let until_ns = until_ns.min(within_ns);
         self.ask(&ToMachine::Sync);
-        while self.unanswered > 0 && self.relay.turn().is_ok() && boot_ns() < until_ns {
-            self.hear_answers();
-            if self.unanswered == 0 || !self.is_ready() {
+        loop {
+            self.turn();
+            let left = Duration::from_nanos(until_ns.saturating_sub(boot_ns()));
+            if self.unanswered == 0 || !self.is_ready() || left.is_zero() {
                 return;
             }
-            let own = self.own.iter().map(|own| (own.as_fd(), PollFlags::IN));
-            let polled = self.relay.interests().chain(own);
+            let polled = self.interests();
             let mut polled: Vec<_> =
                 polled.map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)).collect();
-            let left = Duration::from_nanos(until_ns.saturating_sub(boot_ns()));
             poll(&mut polled, Some(&timespec(left))).ok();
         }
     }
@@ -267,7 +266,7 @@ impl Machine {
     }
 
     /// Reads that requests were carried out.
-    fn hear_answers(&mut self) {
+    fn read_answers(&mut self) {
         while let Some(own) = &mut self.own {
             match own.receive(REPORT_BYTES_MAX) {
                 Received::Message(Report::Done) if self.unanswered > 0 => self.unanswered -= 1,
@@ -303,7 +302,7 @@ impl Machine {
     }
 
     /// Reads whether the keeper in the machine has its plan.
-    fn hear_start(&mut self) {
+    fn read_start(&mut self) {
         let Some(own) = &mut self.own else { return };
         match own.receive(REPORT_BYTES_MAX) {
             Received::Message(Report::Done) => self.stage = BootStage::Ready,
@@ -369,5 +368,51 @@ impl Console {
         self.last.drain(..excess);
         // The reads are larger than what is kept.
         self.last.shrink_to(CONSOLE_BYTES);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use tare_control::CALL_BYTES_MAX;
+
+    use super::*;
+
+    fn pair() -> (UnixStream, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().expect("two sockets");
+        ours.set_nonblocking(true).expect("it is ours");
+        (ours, theirs)
+    }
+
+    #[test]
+    fn a_machine_can_print_without_end_before_it_answers_that_its_files_are_written() {
+        let ((port, _monitors_port), (console, mut printed)) = (pair(), pair());
+        let ((commands, mut answers), (own, machines)) = (pair(), pair());
+        let mut machine = Machine {
+            monitor: rustix::process::getpid(),
+            relay: Relay::new(port.into(), Side::Outer).expect("a relay"),
+            console: Console { fd: Some(console.into()), last: Vec::new() },
+            commands: Console { fd: Some(commands.into()), last: Vec::new() },
+            memory_bytes: 0,
+            set_memory: String::new(),
+            own: Some(Channel::new(own.into())),
+            unanswered: 0,
+            stage: BootStage::Ready,
+            boot_until_ns: u64::MAX,
+        };
+        let prints = std::thread::spawn(move || {
+            let mut machines = Channel::new(machines.into());
+            let asked = machines.wait_until::<ToMachine>(CALL_BYTES_MAX, u64::MAX);
+            printed
+                .write_all(&[b'x'; 4 << 20])
+                .and_then(|()| answers.write_all(&[b'y'; 4 << 20]))?;
+            machines.report(&Report::Done);
+            io::Result::Ok(asked.is_some())
+        });
+        machine.sync(u64::MAX);
+        assert_eq!(machine.unanswered, 0);
+        drop(machine);
+        assert!(prints.join().expect("it does not panic").expect("all is read"));
     }
 }
