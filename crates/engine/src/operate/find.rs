@@ -119,7 +119,7 @@ fn not_unique(name: &Name, several: &[(Tenant, BoxId)]) -> Error {
 }
 
 /// How long a list asks machines for the number of their processes, all together.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
+const LIST_ASKS_WITHIN: Duration = Duration::from_secs(2);
 
 /// Lists every box, the oldest first, with the beginning of its command.
 pub fn list(root: &StateRoot) -> Result<Vec<Status>, Error> {
@@ -128,7 +128,7 @@ pub fn list(root: &StateRoot) -> Result<Vec<Status>, Error> {
     };
     let ids = state_root::list(root, boxes.as_fd())?;
     let until = Instant::now() + GOES_WITHIN;
-    let answered_until = Instant::now() + ANSWERS_WITHIN;
+    let answered_until = Instant::now() + LIST_ASKS_WITHIN;
     let status = |id: &BoxId| {
         let at = root.at(id);
         match tended(at, boxes.as_fd(), until) {

@@ -34,9 +34,15 @@ pub fn status(at: BoxAt<'_>, observation: &Observation) -> Status {
     status_until(at, observation, Instant::now() + ANSWERS_WITHIN)
 }
 
-/// Returns the status of a box. Does not ask the keeper of a machine after `until`, so that machines that
-/// do not answer delay a list of many boxes no longer than the list of one.
+/// Returns the status of a box. Waits for the keeper of a machine until `until`, so that machines that do
+/// not answer delay a list of many boxes no longer than the list of one.
 pub fn status_until(at: BoxAt<'_>, observation: &Observation, until: Instant) -> Status {
+    let asks = observation.is_live() && observation.record.is_machine();
+    let seen = if asks { seen_by_keeper(at, observation, until) } else { KeeperAnswer::default() };
+    status_of(at, observation, seen)
+}
+
+fn status_of(at: BoxAt<'_>, observation: &Observation, seen: KeeperAnswer) -> Status {
     let lines = &observation.record.lines;
     let spec = observation.spec();
     let used = if observation.is_live() {
@@ -45,12 +51,6 @@ pub fn status_until(at: BoxAt<'_>, observation: &Observation, until: Instant) ->
         CgroupUsage::default()
     };
     let booting = observation.is_booting();
-    let is_machine = observation.is_live() && spec.is_some_and(|spec| spec.machine.is_some());
-    let pids = if is_machine {
-        seen_by_keeper(at, observation, until).1
-    } else {
-        used.pids.map(without_keeper)
-    };
     let ended = observation.ended(at);
     let ended = ended.as_ref();
     let created = lines.created.as_ref();
@@ -66,7 +66,7 @@ pub fn status_until(at: BoxAt<'_>, observation: &Observation, until: Instant) ->
         lease_ends_at: lease_end(observation),
         command: spec.map_or_else(Vec::new, |spec| texts(&spec.command)),
         labels: spec.map(|spec| spec.labels.clone()).unwrap_or_default(),
-        pids,
+        pids: seen.pids(observation, used.pids),
         memory_bytes: used.memory_bytes,
         exit_code: ended.map(|ended| ended.end.code()),
         attached: observation.is_attached(),
@@ -113,9 +113,12 @@ fn record(at: BoxAt<'_>) -> Option<Record> {
 pub fn details(at: BoxAt<'_>) -> Result<Details, Error> {
     let observation = observe_tended(at)?;
     let spec = observation.spec();
+    let is_live = observation.is_live();
     let until = Instant::now() + ANSWERS_WITHIN;
+    let seen =
+        if is_live { seen_by_keeper(at, &observation, until) } else { KeeperAnswer::default() };
     Ok(Details {
-        status: status(at, &observation),
+        status: status_of(at, &observation, seen),
         spec: spec.map_or(serde_json::Value::Null, |spec| shown_spec(spec, &observation)),
         template: template(&observation.record),
         vm: observation.record.lines.machine.as_ref().map(|machine| MachineDetails {
@@ -123,7 +126,7 @@ pub fn details(at: BoxAt<'_>) -> Result<Details, Error> {
             monitor: machine.monitor.clone(),
             memory_bytes: machine.memory_bytes,
         }),
-        usage: observation.is_live().then(|| usage_of(at, &observation, until)),
+        usage: is_live.then(|| usage_of(at, &observation, seen)),
         cgroup_parents: cgroup_parents(&observation.record),
         holdings: holdings(at, &observation),
     })
@@ -141,11 +144,11 @@ fn cgroup_parents(record: &Record) -> Vec<String> {
     recorded.map(|parent| parent.display().to_string()).collect()
 }
 
-/// Returns what a live box uses. Does not ask its keeper after `until`.
+/// Returns what a live box uses. Waits for its keeper until `until`.
 pub fn usage(at: BoxAt<'_>, until: Instant) -> Result<Usage, Error> {
     let observation = observe_tended(at)?;
     if observation.is_live() {
-        Ok(usage_of(at, &observation, until))
+        Ok(usage_of(at, &observation, seen_by_keeper(at, &observation, until)))
     } else {
         Err(has_ended(at.id))
     }
@@ -172,45 +175,60 @@ pub fn cpu_us(at: BoxAt<'_>) -> Option<u64> {
     CgroupReader::new(at, &record(at)?).usage_with_cpu().cpu_us
 }
 
-fn usage_of(at: BoxAt<'_>, observation: &Observation, until: Instant) -> Usage {
+fn usage_of(at: BoxAt<'_>, observation: &Observation, seen: KeeperAnswer) -> Usage {
     let used = CgroupReader::new(at, &observation.record).usage_with_cpu();
     let spec = observation.spec();
     let limits = spec.map(|spec| &spec.limits);
     // A contained box has no scratch space.
     let isolated = limits.filter(|_| spec.is_some_and(|spec| spec.isolation == Isolation::Full));
-    let (seen, processes) = seen_by_keeper(at, observation, until);
-    let is_machine = spec.is_some_and(|spec| spec.machine.is_some());
-    let pids = if is_machine { processes } else { used.pids.map(without_keeper) };
+    let own = seen.usage;
     let logged = !observation.is_attached();
     Usage {
         memory_bytes: used.memory_bytes,
         memory_limit_bytes: limits.map(|limits| limits.memory_bytes.value()),
         cpu_us: used.cpu_us,
-        pids,
+        pids: seen.pids(observation, used.pids),
         pids_limit: limits.map(|limits| u64::from(limits.pids.value())),
-        scratch_bytes: seen.and_then(|usage| usage.scratch_bytes),
+        scratch_bytes: own.and_then(|usage| usage.scratch_bytes),
         scratch_limit_bytes: isolated.map(|limits| limits.scratch_bytes.value()),
-        output_bytes: seen.filter(|_| logged).map(|usage| usage.output_bytes),
-        output_dropped_bytes: seen.filter(|_| logged).map(|usage| usage.output_dropped_bytes),
+        output_bytes: own.filter(|_| logged).map(|usage| usage.output_bytes),
+        output_dropped_bytes: own.filter(|_| logged).map(|usage| usage.output_dropped_bytes),
     }
 }
 
-/// Asks the keeper for usage that only it knows: its own, and the number of processes in a machine. Does
-/// not ask a keeper that is stopped, because it would not answer.
-fn seen_by_keeper(
-    at: BoxAt<'_>,
-    observation: &Observation,
-    until: Instant,
-) -> (Option<KeeperUsage>, Option<u64>) {
-    let Some(keeper) = observation.keeper() else { return (None, None) };
-    let stat = Procfs::open().ok().and_then(|procfs| procfs.stat(keeper.pid()).ok());
-    if Instant::now() >= until || stat.is_some_and(|stat| stat.is_stopped) {
-        return (None, None);
+/// What a keeper says, as far as it was asked and answered.
+#[derive(Clone, Copy, Default)]
+struct KeeperAnswer {
+    /// Usage that only the keeper can see.
+    usage: Option<KeeperUsage>,
+    /// The number of processes in a machine.
+    processes: Option<u64>,
+}
+
+impl KeeperAnswer {
+    /// Returns the number of processes of a box. `counted` is what its cgroup counts.
+    fn pids(self, observation: &Observation, counted: Option<u64>) -> Option<u64> {
+        // The cgroup of a machine's box counts the threads of its monitor.
+        let is_machine = observation.is_live() && observation.record.is_machine();
+        if is_machine { self.processes } else { counted.map(without_keeper) }
     }
-    match link::call(&observation.record, at.id, &Call::Usage) {
-        Ok((Report::Usage(usage), _)) => (Some(usage), None),
-        Ok((Report::MachineUsage { usage, processes, .. }, _)) => (Some(usage), Some(processes)),
-        Ok(_) | Err(_) => (None, None),
+}
+
+/// Asks the keeper, and waits for its answer until `until`. Does not ask a keeper that is stopped, because
+/// it would not answer.
+fn seen_by_keeper(at: BoxAt<'_>, observation: &Observation, until: Instant) -> KeeperAnswer {
+    let Some(keeper) = observation.keeper() else { return KeeperAnswer::default() };
+    let stat = Procfs::open().ok().and_then(|procfs| procfs.stat(keeper.pid()).ok());
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() || stat.is_some_and(|stat| stat.is_stopped) {
+        return KeeperAnswer::default();
+    }
+    match link::call_within(left, &observation.record, at.id, &Call::Usage) {
+        Ok((Report::Usage(usage), _)) => KeeperAnswer { usage: Some(usage), processes: None },
+        Ok((Report::MachineUsage { usage, processes, .. }, _)) => {
+            KeeperAnswer { usage: Some(usage), processes: Some(processes) }
+        }
+        Ok(_) | Err(_) => KeeperAnswer::default(),
     }
 }
 

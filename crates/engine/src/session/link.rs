@@ -43,8 +43,16 @@ impl KeeperLink {
         call: &Call,
         fds: &[BorrowedFd<'_>],
     ) -> Result<Self, Error> {
+        Self::open_for(record, id, (call, fds), patience(record, call))
+    }
+
+    fn open_for(
+        record: &Record,
+        id: &BoxId,
+        (call, fds): (&Call, &[BorrowedFd<'_>]),
+        patience: Duration,
+    ) -> Result<Self, Error> {
         let frame = encode(&Versioned::new(call), CALL_BYTES_MAX).map_err(too_large)?;
-        let patience = patience(record, call);
         let until_ns = boot_ns() + patience.as_nanos() as u64;
         let socket = record.connect(patience).map_err(|error| {
             if error.kind() == io::ErrorKind::NotFound && record.exists() {
@@ -110,7 +118,18 @@ fn patience(record: &Record, call: &Call) -> Duration {
 /// Makes a call that is answered by one report. Returns that report and the descriptor
 /// that came with it.
 pub fn call(record: &Record, id: &BoxId, call: &Call) -> Result<(Report, Option<OwnedFd>), Error> {
-    let mut link = KeeperLink::open(record, id, call, &[])?;
+    call_within(ANSWER_WITHIN, record, id, call)
+}
+
+/// Makes such a call, and waits no longer than this for its answer.
+pub fn call_within(
+    most: Duration,
+    record: &Record,
+    id: &BoxId,
+    call: &Call,
+) -> Result<(Report, Option<OwnedFd>), Error> {
+    let patience = patience(record, call).min(most);
+    let mut link = KeeperLink::open_for(record, id, (call, &[]), patience)?;
     let report = link.answer(id)?;
     if let Report::Refused(refusal) = report {
         return Err(refused(id, refusal));
