@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use tare_harness::{Output, Running, Tare, TemporaryDirectory, skip, tare};
+use tare_harness::{Output, Running, Tare, TemporaryDirectory, eventually, skip, tare};
 
 use crate::kernels::package;
 
@@ -65,6 +65,12 @@ impl Liars {
 
     fn run(&self, lie: &str, args: &[&str]) -> Running {
         self.start(lie, &[&RUN[..], args].concat())
+    }
+
+    /// Starts a detached box and returns its id.
+    fn detached(&self, lie: &str, options: &[&str]) -> String {
+        let args = [&RUN[..], &["-d", "--lease", "2m"], options, &["--", "cat"]].concat();
+        self.tare.detached_by(self.command(lie, &args))
     }
 
     /// Runs to the end, in time.
@@ -209,13 +215,61 @@ fn a_list_does_not_wait_for_each_machine_that_never_answers() {
     const MACHINES: usize = 12;
     const LISTED_WITHIN: Duration = Duration::from_secs(9);
     let liars = liars!("30s");
-    let lie = "start(); forever()";
-    let args = ["-d", "--lease", "2m", "--", "cat"];
-    let start = || liars.tare.detached_by(liars.command(lie, &[&RUN[..], &args].concat()));
-    let ids: Vec<String> = (0..MACHINES).map(|_| start()).collect();
+    let start = |_| liars.detached("start(); forever()", &[]);
+    let ids: Vec<String> = (0..MACHINES).map(start).collect();
     let began = Instant::now();
     assert_eq!(liars.tare.list().len(), MACHINES);
     assert!(began.elapsed() < LISTED_WITHIN, "{:?}", began.elapsed());
     ids.iter().for_each(|id| liars.tare.remove(id));
+    // It ends when it is asked, and never says that its files are written.
+    let lie = format!("start(); {UNTIL_ASKED}; report(COMMAND, *ended(7)); forever()");
+    let id = liars.detached(&lie, &[]);
+    let began = Instant::now();
+    assert_eq!(liars.tare.list().len(), 1);
+    assert!(began.elapsed() < LISTED_WITHIN, "{:?}", began.elapsed());
+    liars.tare.remove(&id);
     liars.tare.reap_orphans();
+}
+
+/// Waits for the first question of a client.
+const UNTIL_ASKED: &str =
+    "next(0 for kind, stream, _ in received if kind == DATA and stream > STDERR)";
+/// Writes the commands for the monitor to the output of the box, and answers every client that the machine
+/// has given back 2^35 bytes.
+const GENEROUS: &str = "import threading
+start()
+def tell():
+    while True: say(frame(DATA, STDOUT, os.read(COMMANDS, 200)))
+threading.Thread(target=tell, daemon=True).start()
+for kind, stream, _ in received:
+    if kind == DATA and stream > STDERR:
+        report(stream, MACHINE_USAGE, 0, 0, 0, 1, 128, 128, 128, 128, 128, 1)";
+
+#[test]
+fn a_change_of_memory_that_fails_leaves_the_machine_as_it_was() {
+    let liars = liars!("30s");
+    let tare = &liars.tare;
+    let id = liars.detached(GENEROUS, &["--memory", "448m"]);
+    // The machine gives memory back, and then the change cannot be recorded.
+    let update = format!("trap '' XFSZ; ulimit -f 0; exec \"$TARE\" update --memory 384m {id}");
+    tare.shell(&update).exited(1).said(&["cannot record the limits", "File too large"]);
+    let balloons = || {
+        let logged = tare.call(["logs", &id]).ok().stdout_text();
+        let sizes = logged.lines().map(|line| line.trim_start_matches("balloon ").parse());
+        sizes.collect::<Result<Vec<u64>, _>>().unwrap_or_else(|_| panic!("{logged:?}"))
+    };
+    eventually("the machine is told twice", || balloons().len() == 2);
+    assert_eq!(balloons()[0] + 64, balloons()[1]);
+    assert_eq!(tare.json(["stats", "--json", &id])[0]["memory_limit_bytes"], 448 << 20);
+    tare.call(["pause", &id]).ok();
+    let paused = tare.call(["update", "--memory", "384m", &id]).exited(1);
+    paused.said(&["cannot lower the memory", "it is paused", "tare resume"]);
+    tare.call(["resume", &id]).ok();
+    tare.call(["update", "--memory", "384m", &id]).ok();
+    tare.remove(&id);
+    let id = liars.detached("start(); os.close(COMMANDS); forever()", &["--memory", "448m"]);
+    let deaf = tare.call(["update", "--memory", "384m", &id]).exited(1);
+    deaf.said(&["its monitor takes no commands", "tare rm -f"]);
+    tare.remove(&id);
+    tare.reap_orphans();
 }

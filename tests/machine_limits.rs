@@ -107,6 +107,11 @@ fn an_exec_ends_with_its_tree(machines: &Machines) {
     machines.call(&["exec", "box", "--", "sh", "-c", look]).ok().printed("0\n");
     let full = machines.call(&["exec", "box", "--", "python3", "-c", FILL]);
     full.exited(137).said(&["memory limit"]);
+    let explained = machines.tare.json(["explain", "--json", "box"]);
+    let mut steps = explained["steps"].as_array().expect("it has steps").iter();
+    let ended = steps.rfind(|step| step["event"] == "exec_ended").expect("an exec has ended");
+    assert_eq!((&ended["cause"], &ended["exit_code"]), (&"memory".into(), &137.into()), "{ended}");
+    assert!(ended["text"].as_str().expect("a text").contains("memory ran out"), "{ended}");
     machines.call(&["exec", "box", "--", "echo", "usable"]).ok().printed("usable\n");
 }
 
@@ -135,6 +140,8 @@ fn the_clock_survives_a_pause(tare: &Tare) {
     };
     is_right();
     tare.call(["pause", "box"]).ok();
+    let paused = tare.call(["update", "--memory", "384m", "box"]).exited(1);
+    paused.said(&["cannot lower the memory", "it is paused", "tare resume"]);
     let_pass(Duration::from_secs(3));
     tare.call(["resume", "box"]).ok();
     is_right();
@@ -151,14 +158,26 @@ fn changes_its_limits(machines: &Machines) {
     machines.call(&["update", "--memory", "384m", "box"]).ok();
     assert!(total() <= before - 62, "{before} {}", total());
     assert_eq!(usage(&machines.tare)["memory_limit_bytes"], 384 << 20);
+    // The machine may not have taken its memory back when it is lowered again.
+    machines.call(&["update", "--memory", "448m", "box"]).ok();
+    machines.call(&["update", "--memory", "384m", "box"]).ok();
+    assert!(total() <= before - 62, "{before} {}", total());
+    // A change that cannot be recorded leaves all as it was.
+    machines.call(&["update", "--memory", "448m", "box"]).ok();
+    let unrecorded = "trap '' XFSZ; ulimit -f 0; exec \"$TARE\" update --memory 384m box";
+    machines.tare.shell(unrecorded).exited(1).said(&["File too large"]);
+    eventually("the machine has all its memory again", || total() == before);
+    assert_eq!(usage(&machines.tare)["memory_limit_bytes"], 448 << 20);
+    machines.call(&["update", "--memory", "384m", "box"]).ok();
     // Less memory is a limit: the machine kills a process, and lives on.
     machines.call(&["exec", "box", "--", "python3", "-c", FILL]).exited(137);
     machines.call(&["update", "--memory", "448m", "--pids", "6", "box"]).ok();
     eventually("the machine has all its memory again", || total() == before);
+    // A refused change changes nothing else either.
+    let more = machines.call(&["update", "--memory", "449m", "--pids", "60", "box"]).exited(1);
+    more.said(&["448 MiB", "make a new box"]);
     let many = "for i in 1 2 3 4 5 6; do sleep 1000 & done; echo too many";
     let refused = machines.call(&["exec", "--timeout", "30s", "box", "--", "sh", "-c", many]);
     assert!(refused.code != 0 && refused.stdout_text().is_empty(), "{refused}");
-    let more = machines.call(&["update", "--memory", "449m", "box"]).exited(1);
-    more.said(&["448 MiB", "make a new box"]);
     machines.call(&["update", "--memory", "255m", "box"]).exited(1).said(&["256 MiB"]);
 }

@@ -10,6 +10,8 @@ MAGIC = int.from_bytes(b"tareport", "little")
 TERMINAL, SETUP_FAILED, _, STARTED, ENDED, DETACHED, DONE, _, _, _, SCRATCH_FULL, MACHINE_USAGE = range(12)
 # The streams of a command: its connection, and its standard streams.
 OWN, COMMAND, STDIN, STDOUT, STDERR = 0, 2, 4, 6, 8
+# The descriptor of the commands for the monitor.
+COMMANDS = 7
 
 port = socket.socket(fileno=3)
 

@@ -154,6 +154,22 @@ pub enum Program {
     Clone,
 }
 
+impl Program {
+    /// Returns whether this is a program of tare that copies files.
+    pub fn is_copy(&self) -> bool {
+        match self {
+            Self::Command(_) | Self::Clone => false,
+            Self::Pack(_)
+            | Self::PackFiles(_)
+            | Self::Unpack(_)
+            | Self::Read(_)
+            | Self::List(_)
+            | Self::Write(_)
+            | Self::Remove(_) => true,
+        }
+    }
+}
+
 /// `execve` takes 2 MiB of strings and pointers to them (a quarter of the 8 MiB stack limit). More
 /// strings than this do not fit, even if all are empty.
 const STRINGS_MAX: usize = (2 << 20) / 9;
@@ -248,6 +264,8 @@ pub enum Refusal {
     NoFreezer,
     /// The journal cannot be written, so other commands would not learn that the box is paused.
     NoJournal,
+    /// The monitor of the box's machine takes no commands.
+    NoMonitor,
 }
 
 /// Usage that only the keeper can see.
@@ -298,8 +316,8 @@ pub enum Report {
         usage: KeeperUsage,
         /// Without the keeper.
         processes: u64,
-        /// What the machine's kernel manages, without what the machine gave back.
-        memory_bytes: u64,
+        /// How much memory the machine's kernel has given back since its start.
+        given_back_bytes: u64,
     },
 }
 

@@ -39,6 +39,7 @@ use process::ExecContext;
 use process::clone::WaitingClone;
 use rustix::io::Errno;
 use serve::Supervisor;
+use serve::calls::memory_bytes;
 use serve::connections::Connections;
 use serve::deadlines::Deadlines;
 use tare_control::journal::BoxEvent;
@@ -142,7 +143,7 @@ impl MadeBox {
                 tasks,
                 output,
                 clone,
-                in_machine: plan.in_machine,
+                machine_bytes: plan.in_machine.then(memory_bytes),
             },
             journal,
             child_signal,

@@ -116,9 +116,9 @@ pub fn rename(at: BoxAt<'_>, wanted: &Name) -> Result<(), Error> {
 
 /// Gives a live box other limits, or another lease from now on.
 pub fn update(at: BoxAt<'_>, changes: &Changes) -> Result<(), Error> {
-    let (mut record, _) = lock_detached(at, Request::Update, CHANGE_LATER)?;
+    let (mut record, observation) = lock_detached(at, Request::Update, CHANGE_LATER)?;
+    let in_machine = record.is_machine();
     let Some(created) = &record.lines.created else { return Err(damaged(at.id)) };
-    let in_machine = created.spec.machine.is_some();
     let before = created.spec.limits.clone();
     let mut limits = before.clone();
     if let Some(bytes) = changes.memory_bytes {
@@ -136,18 +136,28 @@ pub fn update(at: BoxAt<'_>, changes: &Changes) -> Result<(), Error> {
     };
     let parents = cgroup::parents_of(at, &record);
     let set = |limits: &Limits| cgroup::change(&parents, at.tagged_id(), limits, which);
-    let (had, gets) = (before.memory_bytes.value(), limits.memory_bytes.value());
-    let written = if in_machine && gets < had {
+    let memory = MachineMemory {
+        most: record.lines.first_memory_bytes.unwrap_or(before.memory_bytes.value()),
+        had: before.memory_bytes.value(),
+        gets: limits.memory_bytes.value(),
+    };
+    if in_machine && which.memory {
+        memory.check(at.id, observation.paused)?;
+    }
+    let written = if in_machine && memory.gets < memory.had {
         // The machine gives memory back before its box may use less.
-        change_machine(at, &record, changes, had).and_then(|()| set(&limits))
+        change_machine(at, &record, changes, &memory).and_then(|()| set(&limits))
     } else if in_machine {
-        set(&limits).and_then(|()| change_machine(at, &record, changes, had))
+        set(&limits).and_then(|()| change_machine(at, &record, changes, &memory))
     } else {
         set(&limits)
     };
     let written = written.and_then(|()| change_lease_and_record(at, &mut record, changes));
     if written.is_err() {
         // The box keeps no limit that is not on record: quotas count those.
+        if in_machine && which.memory {
+            link::call_done(&record, at.id, &memory.call(memory.had)).ok();
+        }
         set(&before).ok();
         if in_machine && changes.pids.is_some() {
             link::call_done(&record, at.id, &Call::MachinePids(before.pids.value())).ok();
@@ -156,51 +166,78 @@ pub fn update(at: BoxAt<'_>, changes: &Changes) -> Result<(), Error> {
     written
 }
 
+/// The memory of a machine, in bytes: what it was started with, what it had before a change, and what it
+/// gets.
+struct MachineMemory {
+    most: u64,
+    had: u64,
+    gets: u64,
+}
+
+impl MachineMemory {
+    /// Refuses a change that the machine cannot make, before anything is changed.
+    fn check(&self, id: &BoxId, is_paused: bool) -> Result<(), Error> {
+        check_memory(self.gets)?;
+        if self.gets > self.most {
+            let most = quantity::show_bytes(self.most);
+            return Err(Error::conflict(format!("cannot give box {id} more than {most}"))
+                .caused_by("its machine was started with that much memory")
+                .with_hint("make a new box with --memory"));
+        }
+        if is_paused && self.gets < self.had {
+            return Err(cannot_lower(id)
+                .caused_by("it is paused, and its machine can give nothing back")
+                .with_hint(Hint::Resume));
+        }
+        Ok(())
+    }
+
+    /// Returns the call that leaves the machine this much.
+    fn call(&self, bytes: u64) -> Call {
+        Call::MachineMemory { less_bytes: self.most.saturating_sub(bytes) }
+    }
+}
+
 /// Changes the limits that act in a machine. Returns when the machine has given back the memory that its
 /// box may no longer use.
 fn change_machine(
     at: BoxAt<'_>,
     record: &Record,
     changes: &Changes,
-    memory_before: u64,
+    memory: &MachineMemory,
 ) -> Result<(), Error> {
     if let Some(pids) = changes.pids {
         link::call_done(record, at.id, &Call::MachinePids(pids))?;
     }
-    let Some(wanted) = changes.memory_bytes else { return Ok(()) };
-    check_memory(wanted)?;
-    let most = record.lines.first_memory_bytes.unwrap_or(memory_before);
-    let less = |bytes: u64| Call::MachineMemory { less_bytes: most.saturating_sub(bytes) };
-    if wanted > most {
-        let most = quantity::show_bytes(most);
-        return Err(Error::conflict(format!("cannot give box {} more than {most}", at.id))
-            .caused_by("its machine was started with that much memory")
-            .with_hint("make a new box with --memory"));
+    if changes.memory_bytes.is_none() {
+        return Ok(());
     }
-    let had = machine_memory(at, record);
-    link::call_done(record, at.id, &less(wanted))?;
-    let Some(given_back) = memory_before.checked_sub(wanted) else { return Ok(()) };
-    let enough = had.map(|had| had.saturating_sub(given_back) + MEMORY_SLACK_BYTES);
+    link::call_done(record, at.id, &memory.call(memory.gets))?;
+    if memory.gets >= memory.had {
+        return Ok(());
+    }
+    let enough = (memory.most - memory.gets).saturating_sub(MEMORY_SLACK_BYTES);
     let until = Instant::now() + GIVES_BACK_WITHIN;
     while Instant::now() < until {
-        if let (Some(now), Some(enough)) = (machine_memory(at, record), enough)
-            && now <= enough
-        {
+        if given_back(at, record).is_some_and(|bytes| bytes >= enough) {
             return Ok(());
         }
         #[expect(clippy::disallowed_methods, reason = "bounded by GIVES_BACK_WITHIN")]
         std::thread::sleep(LOOK_AGAIN);
     }
-    link::call_done(record, at.id, &less(memory_before)).ok();
-    Err(Error::conflict(format!("cannot lower the memory of box {}", at.id))
+    Err(cannot_lower(at.id)
         .caused_by("its machine did not give it back in time")
         .with_hint("end processes or remove files in the box, then try again"))
 }
 
-/// Returns how much memory the kernel of a machine has now, if it says that.
-fn machine_memory(at: BoxAt<'_>, record: &Record) -> Option<u64> {
+fn cannot_lower(id: &BoxId) -> Error {
+    Error::conflict(format!("cannot lower the memory of box {id}"))
+}
+
+/// Returns how much memory a machine has given back since its start, if it says that.
+fn given_back(at: BoxAt<'_>, record: &Record) -> Option<u64> {
     match link::call(record, at.id, &Call::Usage) {
-        Ok((Report::MachineUsage { memory_bytes, .. }, _)) => Some(memory_bytes),
+        Ok((Report::MachineUsage { given_back_bytes, .. }, _)) => Some(given_back_bytes),
         Ok(_) | Err(_) => None,
     }
 }

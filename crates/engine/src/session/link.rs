@@ -173,6 +173,11 @@ pub fn refused(id: &BoxId, refusal: Refusal) -> Error {
         Refusal::NoJournal => {
             ("its keeper cannot write its journal", "does the disk of the state root work?")
         }
+        Refusal::NoMonitor => {
+            return error
+                .caused_by("its monitor takes no commands")
+                .with_hint(Hint::InspectOrForce);
+        }
         Refusal::Malformed => (
             "its keeper does not understand the request",
             "was it started by another version of tare?",

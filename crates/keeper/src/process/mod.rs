@@ -39,8 +39,12 @@ const SIGKILL: i32 = 9;
 const KILLED_IN_MACHINE_WITHIN_NS: u64 = 5_000_000_000;
 /// How the journal calls a clone.
 const CLONE_NAME: &[u8] = b"clone";
+/// How the journal calls a copy that could not be started.
+const COPY_NAME: &[u8] = b"cp";
 /// The signals that ask a process to end: SIGHUP, SIGINT, SIGQUIT and SIGTERM.
 const ASKING: [i32; 4] = [1, 2, 3, 15];
+/// The signals that a process ignores unless it handles them: SIGCHLD, SIGCONT, SIGURG and SIGWINCH.
+const IGNORED: [i32; 4] = [17, 18, 23, 28];
 
 /// What every process of the box is started with.
 #[derive(Debug)]
@@ -54,8 +58,9 @@ pub struct ExecContext {
     pub output: Option<Output>,
     /// The clone of a template, until it is started.
     pub clone: Option<WaitingClone>,
-    /// The box is in a machine, where the kernel counts for this box alone.
-    pub in_machine: bool,
+    /// The memory at the start of the machine that the box is in. The kernel of a machine counts for
+    /// this box alone.
+    pub machine_bytes: Option<u64>,
 }
 
 /// A process that the keeper started, and every process that it started in turn.
@@ -153,7 +158,7 @@ pub fn start(
     ends_box: bool,
 ) -> Result<Execution, Report> {
     let streams = streams_of(client, exec, context, ends_box)?;
-    let oom_kills_before = context.in_machine.then(oom_kills);
+    let oom_kills_before = context.machine_bytes.map(|_| oom_kills());
     let cgroup = context.cgroup.as_ref().map(AsFd::as_fd);
     let tasks = context.tasks.as_ref().map(AsFd::as_fd);
     let launch = Launch { profile: &context.profile, exec, streams, cgroup, tasks, passed: &[] };
@@ -193,7 +198,7 @@ impl Execution {
 
     /// Makes the entry of a process in the machine.
     pub fn in_machine(remote: Remote, ends_box: bool) -> Self {
-        let is_copy = !matches!(remote.program, None | Some(Program::Command(_) | Program::Clone));
+        let is_copy = remote.program.as_ref().is_some_and(Program::is_copy);
         Self {
             what: Executed::InMachine(Box::new(remote)),
             ends_box,
@@ -407,6 +412,7 @@ impl Execution {
                 Some(channel) => {
                     channel.send(&Request::Signal(signal), REQUEST_BYTES_MAX, &[]).ok();
                 }
+                None if IGNORED.contains(&signal) => {}
                 // The machine is not ready, so the signal ends a process that has not begun.
                 None => {
                     let end = End::of_command(signal);
@@ -497,12 +503,19 @@ pub fn begun(process: u32, program: &Program, started: bool) -> BoxEvent {
         }
         (Program::Clone, true) => BoxEvent::ExecStarted { process, name: Name::of(CLONE_NAME) },
         (Program::Clone, false) => failed(CLONE_NAME),
-        (_, false) => failed(b"cp"),
-        (Program::Unpack(_) | Program::Write(_) | Program::Remove(_), true) => {
-            BoxEvent::CopyIn { process }
+        (Program::Unpack(_) | Program::Write(_) | Program::Remove(_), _) => {
+            if started {
+                BoxEvent::CopyIn { process }
+            } else {
+                failed(COPY_NAME)
+            }
         }
-        (Program::Pack(_) | Program::PackFiles(_) | Program::Read(_) | Program::List(_), true) => {
-            BoxEvent::CopyOut { process }
+        (Program::Pack(_) | Program::PackFiles(_) | Program::Read(_) | Program::List(_), _) => {
+            if started {
+                BoxEvent::CopyOut { process }
+            } else {
+                failed(COPY_NAME)
+            }
         }
     }
 }
@@ -559,5 +572,19 @@ fn begin(launch: &Launch<'_>, ends_box: bool) -> Result<(Pid, Option<TreeMark>),
         Program::List(path) => in_box(&|| file::list(path)),
         Program::Write(path) => in_box(&|| file::write(path)),
         Program::Remove(path) => in_box(&|| file::remove(path)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_signal_that_would_end_it_ends_a_process_that_waits_for_its_machine() {
+        for (signal, ends) in [(28, false), (18, false), (17, false), (23, false), (15, true)] {
+            let mut waiting = Execution::in_machine(Remote::waiting(None, Vec::new()), true);
+            waiting.signal(signal);
+            assert_eq!(waiting.end_of_box().is_some(), ends, "signal {signal}");
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use tare_control::journal::BoxEvent;
 use tare_control::{
-    Call, Channel, Exec, ExecStreams, KeeperUsage, Program, REPORT_BYTES_MAX, Refusal, Report,
+    Call, Channel, Exec, ExecStreams, KeeperUsage, REPORT_BYTES_MAX, Refusal, Report,
 };
 use tare_kernel::clock::boot_ns;
 
@@ -42,11 +42,7 @@ impl Supervisor {
                 (Report::Done, Some(BoxEvent::Resumed))
             }
             Call::Usage if self.machine.is_some() => return self.ask_for_usage(channel),
-            Call::Usage if self.context.in_machine => {
-                let (processes, memory_bytes) = (processes(), memory_bytes());
-                (Report::MachineUsage { usage: self.usage(), processes, memory_bytes }, None)
-            }
-            Call::Usage => (Report::Usage(self.usage()), None),
+            Call::Usage => (self.report_usage(), None),
             Call::Input => return self.hand_over_input(&channel),
             Call::MachineMemory { less_bytes } => {
                 (self.of_machine(|machine| machine.set_memory(less_bytes)), None)
@@ -85,7 +81,7 @@ impl Supervisor {
         });
         if let Ok(mut execution) = started {
             execution.number = number;
-            execution.is_copy = !matches!(exec.program, Program::Command(_) | Program::Clone);
+            execution.is_copy = exec.program.is_copy();
             self.executions.push(match exec.streams {
                 ExecStreams::Log { .. } => execution,
                 ExecStreams::Passed | ExecStreams::Terminal(_) | ExecStreams::Inherited => {
@@ -97,8 +93,11 @@ impl Supervisor {
 
     /// Changes the machine of the box. A box without a machine refuses that.
     fn of_machine(&mut self, change: impl FnOnce(&mut Machine) -> bool) -> Report {
-        let is_changed = self.machine.as_mut().is_some_and(change);
-        if is_changed { Report::Done } else { Report::Refused(Refusal::Malformed) }
+        match self.machine.as_mut().map(change) {
+            Some(true) => Report::Done,
+            Some(false) => Report::Refused(Refusal::NoMonitor),
+            None => Report::Refused(Refusal::Malformed),
+        }
     }
 
     fn stop(&mut self, grace_ns: u64) {
@@ -120,6 +119,18 @@ impl Supervisor {
                 self.note(BoxEvent::Resumed);
                 Report::Refused(Refusal::NoFreezer)
             }
+        }
+    }
+
+    fn report_usage(&self) -> Report {
+        let usage = self.usage();
+        match self.context.machine_bytes {
+            Some(first_bytes) => Report::MachineUsage {
+                usage,
+                processes: processes(),
+                given_back_bytes: first_bytes.saturating_sub(memory_bytes()),
+            },
+            None => Report::Usage(usage),
         }
     }
 
@@ -157,7 +168,7 @@ fn processes() -> u64 {
 }
 
 /// Returns how much memory the kernel manages.
-fn memory_bytes() -> u64 {
+pub fn memory_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
     let kib = total.and_then(|it| it.trim().trim_end_matches(" kB").parse::<u64>().ok());

@@ -57,12 +57,12 @@ impl Supervisor {
     }
 
     /// Answers the clients whose machine has answered, or has not in time.
-    fn hear_usage(&mut self) {
+    fn read_usage(&mut self) {
         let own = self.usage();
         self.usage_calls.retain_mut(|call| match call.machine.receive(REPORT_BYTES_MAX) {
-            Received::Message(Report::MachineUsage { usage, processes, memory_bytes }) => {
+            Received::Message(Report::MachineUsage { usage, processes, given_back_bytes }) => {
                 let usage = KeeperUsage { scratch_bytes: usage.scratch_bytes, ..own };
-                call.client.report(&Report::MachineUsage { usage, processes, memory_bytes });
+                call.client.report(&Report::MachineUsage { usage, processes, given_back_bytes });
                 false
             }
             Received::Nothing if boot_ns() < call.until_ns => true,
@@ -136,8 +136,8 @@ impl Supervisor {
         let Some(machine) = &mut self.machine else { return };
         machine.turn();
         self.send_waiting();
-        self.hear_usage();
-        self.hear_machine();
+        self.read_usage();
+        self.read_reports();
         let Some(machine) = &mut self.machine else { return };
         if machine.failure().is_some() {
             for _ in 0..LAST_TURNS_MAX {
@@ -145,7 +145,7 @@ impl Supervisor {
                     break;
                 }
             }
-            self.hear_machine();
+            self.read_reports();
             self.lose_machine();
         }
     }
@@ -206,7 +206,7 @@ impl Supervisor {
     }
 
     /// Reads the reports about all executions in the machine.
-    fn hear_machine(&mut self) {
+    fn read_reports(&mut self) {
         for index in 0..self.executions.len() {
             while let Some(channel) = self.executions[index].remote_channel_mut() {
                 match channel.receive::<Report>(REPORT_BYTES_MAX) {
