@@ -7,6 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
 use tare_harness::{Output, Running, Tare, TemporaryDirectory, eventually, skip, tare};
 
 use crate::kernels::package;
@@ -207,6 +208,17 @@ fn floods_of_a_machine_leave_its_keeper_small_and_its_box_usable() {
         liars.tare.remove(&id);
         liars.tare.reap_orphans();
     }
+}
+
+#[test]
+fn a_machine_whose_kernel_killed_the_command_for_memory_is_believed() {
+    let liars = liars!("30s");
+    // The cause is a signal, the status of wait(2) is 9 as a zigzag number, and memory ran out.
+    let lie =
+        "start(); report(COMMAND, ENDED, 1, 18, 1); until_data(OWN); report(OWN, DONE); forever()";
+    let output = liars.output(lie, &["--json", "--", "cat"]).exited(137);
+    let report: Value = serde_json::from_slice(&output.stdout).expect("a report");
+    assert_eq!((&report["cause"], &report["oom"]), (&"memory".into(), &true.into()), "{report}");
 }
 
 /// A list asks each machine how many processes it has.
