@@ -18,6 +18,7 @@ pub mod setup;
 pub mod statistics;
 mod svg;
 mod teardown;
+mod vm;
 mod work;
 
 use crate::failure::{Context, Failure};
@@ -74,6 +75,8 @@ enum Question {
     Teardown,
     /// What do 10 to 5,000 boxes cost?
     Boxes,
+    /// What does a box in a virtual machine cost, beside plain QEMU?
+    Vm,
     /// Answer all questions
     All,
     /// Write docs/performance.md and its plots from the answers
@@ -150,6 +153,7 @@ fn prepare(workspace: &Workspace, options: &BenchOptions) -> Result<Setup, Failu
             .transpose()?,
         packages,
         fastapi: servers::install_peer(target)?,
+        kernel_package: target.join("kernel-package/unpacked"),
         rounds: size(&options.rounds),
         sizes: options.sizes.iter().map(size).collect(),
     })
@@ -215,6 +219,7 @@ impl Question {
             Self::Memory => calls::memory(setup),
             Self::Teardown => teardown::answer(setup),
             Self::Boxes => boxes::answer(setup),
+            Self::Vm => vm::answer(setup),
             Self::All | Self::Report => Err(Failure::new("this is not a question")),
         }
     }

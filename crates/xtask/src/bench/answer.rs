@@ -16,7 +16,8 @@ use std::process::Command;
 pub const PLAIN: &str = "plain fork+exec";
 pub const BWRAP: &str = "bwrap";
 pub const FASTAPI: &str = "FastAPI + bwrap";
-const YARDSTICKS: [&str; 3] = [PLAIN, BWRAP, FASTAPI];
+pub const PLAIN_QEMU: &str = "plain QEMU";
+const YARDSTICKS: [&str; 4] = [PLAIN, BWRAP, FASTAPI, PLAIN_QEMU];
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Answer {

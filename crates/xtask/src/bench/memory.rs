@@ -117,7 +117,7 @@ fn by_state(listed: &str) -> BTreeMap<String, Vec<f64>> {
 }
 
 /// Returns the values when they no longer change.
-fn at_rest(what: &str, look: impl Fn() -> Vec<f64>) -> Result<Vec<f64>, String> {
+pub fn at_rest(what: &str, look: impl Fn() -> Vec<f64>) -> Result<Vec<f64>, String> {
     let sum = |values: &[f64]| values.iter().sum::<f64>();
     let mut last = look();
     until(&format!("the memory of {what} is at rest"), || {

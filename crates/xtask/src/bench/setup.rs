@@ -28,6 +28,8 @@ pub struct Setup {
     pub packages: PathBuf,
     /// The environment of the FastAPI server.
     pub fastapi: PathBuf,
+    /// Debian's generic kernel, unpacked.
+    pub kernel_package: PathBuf,
     pub rounds: usize,
     /// Numbers of boxes.
     pub sizes: Vec<usize>,
@@ -121,6 +123,11 @@ impl BareTree {
     fn number(&self, names: &[&str]) -> Option<u64> {
         let files = self.directories.iter().flat_map(|it| names.iter().map(|name| it.join(name)));
         files.filter_map(|it| fs::read_to_string(it).ok()?.trim().parse().ok()).next()
+    }
+
+    /// The first process.
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
     }
 
     pub fn pids(&self) -> u64 {
