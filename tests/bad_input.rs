@@ -400,3 +400,10 @@ fn an_unknown_command_is_refused_with_2() {
     assert!(output.stderr_text().contains("rnu"), "{output}");
     tare.call(["--no-such-option"]).exited(2);
 }
+
+#[test]
+fn a_command_in_one_word_gets_a_hint_about_words() {
+    let tare = tare!();
+    let output = tare.run(["--", "echo hi"]).exited(127);
+    output.said(&["cannot run 'echo hi' in the box", "separate words"]);
+}

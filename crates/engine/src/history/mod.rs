@@ -44,7 +44,7 @@ const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 pub const STDERR_BYTES: usize = 2048;
 
 const NO_RECEIPT: &str = "the receipt of a removed box is kept for its retention; a run has one \
-                          only if it asks for a 'receipt'";
+                          only with --receipt, or \"receipt\": true over HTTP";
 
 /// Why a box ended, its history, and its state.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use tare_kernel::spawn::SpawnStep;
 
 use crate::error::{BootFailure, Error, ErrorKind, Hint, LimitName};
 use crate::host::obstacle::{self, FailedStep};
-use crate::spec::shown::escaped;
+use crate::spec::shown::{escaped, quoted};
 
 /// How long a box may take to start its command. A file system that does not answer must not block
 /// the caller for ever.
@@ -184,13 +184,18 @@ fn failed(doing: &str, why: io::Error) -> Error {
 }
 
 fn not_started(command: &str, errno: i32, why: io::Error) -> Error {
-    let message = format!("cannot run {command} in the box");
+    let shown = if command.contains(' ') { quoted(command) } else { command.to_owned() };
+    let message = format!("cannot run {shown} in the box");
     // A keeper may report any number, so the number is compared and not converted.
     let is = |known: Errno| known.raw_os_error() == errno;
     if is(Errno::NOENT) || is(Errno::NOTDIR) {
+        let hint = match command.contains(' ') {
+            true => "give the program and its arguments as separate words, or use sh -c".into(),
+            false => Hint::ProgramInBox,
+        };
         return Error::new(ErrorKind::CommandNotFound, message)
             .caused_by("there is no such program")
-            .with_hint(Hint::ProgramInBox);
+            .with_hint(hint);
     }
     let error = Error::new(ErrorKind::CommandNotExecutable, message).caused_by(why);
     if is(Errno::ACCESS) {

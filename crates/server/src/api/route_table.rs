@@ -53,19 +53,31 @@ impl RouteTable {
     }
 }
 
-/// Returns how many names of the path differ from those of the route. `None` if they have no name in
-/// common except for a parameter and the version.
+/// Returns how many names of the path differ from those of the route. `None` if no names are alike except
+/// for a parameter and the version.
 fn distance(route: &str, path: &str) -> Option<usize> {
-    let names = |text: &str| -> Vec<String> {
-        text.split('/').filter(|name| !name.is_empty()).map(str::to_owned).collect()
-    };
-    let (route, path) = (names(route), names(path));
-    let is_parameter = |name: &String| name.starts_with('{');
+    let ((route_version, route), (path_version, path)) = (names(route), names(path));
+    let is_parameter = |name: &str| name.starts_with('{');
     let pairs = || route.iter().zip(&path);
-    let agree = |(name, other): &(&String, &String)| is_parameter(name) || name == other;
-    let has_common = pairs().any(|(name, other)| name == other && name != "v1");
-    let different = pairs().filter(|pair| !agree(pair)).count();
-    has_common.then(|| different + route.len().abs_diff(path.len()))
+    let is_alike = pairs().any(|(name, other)| !is_parameter(name) && are_alike(name, other));
+    let different = pairs().filter(|(name, other)| !is_parameter(name) && name != other).count();
+    let other_version = usize::from(route_version != path_version);
+    is_alike.then(|| different + other_version + route.len().abs_diff(path.len()))
+}
+
+/// Returns the version at the beginning of a path, and the names after it.
+fn names(path: &str) -> (Option<&str>, Vec<&str>) {
+    let mut names = path.split('/').filter(|name| !name.is_empty()).peekable();
+    let is_version =
+        |name: &&str| name.strip_prefix('v').is_some_and(|number| number.parse::<u32>().is_ok());
+    (names.next_if(is_version), names.collect())
+}
+
+/// Whether one name begins with the other: `run` and `runs`, `box` and `boxes`.
+fn are_alike(name: &str, other: &str) -> bool {
+    const LETTERS_MIN: usize = 3;
+    let (short, long) = if name.len() < other.len() { (name, other) } else { (other, name) };
+    short.len() >= LETTERS_MIN && long.starts_with(short)
 }
 
 /// Returns how many letters of the last name are different from those of the route.
@@ -109,6 +121,12 @@ mod tests {
         let said = hint(&error);
         assert!(said.contains("POST /v1/boxes/{id}/stop"), "{said}");
         assert!(!said.contains("/v1/run"), "{said}");
+        for path in ["/v1/runs", "/run", "/v2/run"] {
+            let said = hint(&table().no_route(&Method::POST, path));
+            assert!(said.contains("POST /v1/run;"), "{path}: {said}");
+        }
+        let said = hint(&table().no_route(&Method::GET, "/v1/box"));
+        assert!(said.contains("GET|POST /v1/boxes,"), "{said}");
         let error = table().no_route(&Method::GET, "/v2");
         assert!(hint(&error).contains("GET /openapi.json"), "{error:?}");
         let long = table().no_route(&Method::GET, &format!("/{}", "x".repeat(10_000)));

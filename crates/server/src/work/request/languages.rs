@@ -74,7 +74,9 @@ impl Program {
                 })
             }
             (Some(_), _, _) => wrong("the request has a command, and also a language or code"),
-            (None, _, _) => wrong("the request has no command and no code"),
+            (None, None, Some(_)) => wrong("the request has code, but no language"),
+            (None, Some(_), None) => wrong("the request has a language, but no code"),
+            (None, None, None) => wrong("the request has no command and no code"),
         }
     }
 }
