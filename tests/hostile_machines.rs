@@ -144,6 +144,8 @@ fn a_machine_that_breaks_the_protocol_is_lost() {
         "say(frame(END, STDOUT), frame(END, STDOUT))",
         "say(hello())",
         "report(COMMAND, DONE)",
+        // A failed start, although it has started.
+        "report(COMMAND, SETUP_FAILED, 4, 0, 0)",
         "report(COMMAND, DETACHED)",
         "report(COMMAND, 255, 255)",
         "say(frame(END, COMMAND))",

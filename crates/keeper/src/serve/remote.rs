@@ -242,7 +242,9 @@ impl Supervisor {
                     remote.scratch_full = true;
                 }
             }
-            Report::LaunchFailed { .. } | Report::SetupFailed { .. } | Report::Refused(_) => {
+            Report::LaunchFailed { .. } | Report::SetupFailed { .. } | Report::Refused(_)
+                if !self.executions[index].remote_mut().is_some_and(|remote| remote.started) =>
+            {
                 if let Some(client) = self.executions[index].channel() {
                     client.report(&report);
                 }
@@ -253,7 +255,10 @@ impl Supervisor {
                     self.executions[index].forget();
                 }
             }
-            Report::Detached
+            Report::LaunchFailed { .. }
+            | Report::SetupFailed { .. }
+            | Report::Refused(_)
+            | Report::Detached
             | Report::Done
             | Report::Usage(_)
             | Report::Input { .. }
