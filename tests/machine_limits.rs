@@ -43,7 +43,8 @@ fn an_attached_machine_boots_a_kernel_file_and_shows_that_it_boots() {
     let release = fs::read_link(machines.kernels().join(".chosen")).expect("a kernel is chosen");
     let kernel = machines.kernels().join(release);
     let kernel = kernel.to_str().expect("the path is ASCII");
-    let running = machines.run(&["--name", "att", "--kernel", kernel, "--", "sleep", "1000"]);
+    let args = ["--name", "att", "--cpus", "0.9", "--kernel", kernel, "--", "sleep", "1000"];
+    let running = machines.run(&args);
     see_boot(tare, "att");
     see_booted(tare, "att");
     let vm = tare.json(["inspect", "att"])[0]["vm"].clone();
@@ -62,15 +63,30 @@ fn an_attached_machine_boots_a_kernel_file_and_shows_that_it_boots() {
     }
 }
 
+/// The monitor is in the cgroup that has the limit.
+fn its_processor_time_is_limited(tare: &Tare, id: &str) {
+    let limited = tare.cgroups_of(id).into_iter().map(|cgroup| cgroup.join("work")).find(|work| {
+        let limit = |file| fs::read_to_string(work.join(file)).unwrap_or_default();
+        limit("cpu.max").starts_with("90000 ") || limit("cpu.cfs_quota_us") == "90000\n"
+    });
+    let procs = limited.expect("a cgroup has the limit").join("cgroup.procs");
+    let procs = fs::read_to_string(procs).expect("the box lives");
+    let monitor = procs.trim();
+    let program = fs::read_to_string(format!("/proc/{monitor}/comm")).unwrap_or_default();
+    assert!(program.starts_with("qemu"), "{program:?} of {procs:?}");
+}
+
 #[test]
 fn limits_of_a_detached_machine_act_in_it_and_can_be_changed() {
     let machines = machines!();
     let tare = &machines.tare;
-    let create = ["-d", "--name", "box", "--memory", "448m", "--pids", "20", "--", "sleep", "1000"];
+    let limits = ["--memory", "448m", "--pids", "20", "--cpus", "0.9"];
+    let create = [&["-d", "--name", "box"], &limits[..], &["--", "sleep", "1000"]].concat();
     let creating = machines.run(&create);
     see_boot(tare, "box");
     let id = creating.wait().ok().stdout_text().trim().to_owned();
     see_booted(tare, "box");
+    its_processor_time_is_limited(tare, &id);
     counts_its_processes(tare);
     an_exec_ends_with_its_tree(&machines);
     memory_is_given_back(tare, &id);

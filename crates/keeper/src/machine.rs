@@ -114,9 +114,12 @@ impl Machine {
             files.initramfs.as_fd(),
             monitors_commands.as_fd(),
         ];
-        let given = given.map(|fd| fcntl_dupfd_cloexec(fd, PLACED_BELOW));
-        let given: Result<Vec<OwnedFd>, Errno> = given.into_iter().collect();
+        // Those that are placed must not overwrite one that is still needed.
+        let out_of_the_way = |fd: BorrowedFd<'_>| fcntl_dupfd_cloexec(fd, PLACED_BELOW);
+        let given: Result<Vec<OwnedFd>, Errno> = given.into_iter().map(out_of_the_way).collect();
         let given = given.failing(SetupStep::Streams, "machine").map_err(Failure::into_report)?;
+        let tasks = context.tasks.as_ref().map(|tasks| out_of_the_way(tasks.as_fd())).transpose();
+        let tasks = tasks.failing(SetupStep::Streams, "machine").map_err(Failure::into_report)?;
         let passed: Vec<BorrowedFd<'_>> = given.iter().map(AsFd::as_fd).collect();
         let null = open_null().failing(SetupStep::Streams, "null").map_err(Failure::into_report)?;
         let pid = launch::start(
@@ -125,7 +128,7 @@ impl Machine {
                 exec: &exec,
                 streams: Streams::Given([null, stdout.map_err(streams)?, stderr.map_err(streams)?]),
                 cgroup: context.cgroup.as_ref().map(AsFd::as_fd),
-                tasks: context.tasks.as_ref().map(AsFd::as_fd),
+                tasks: tasks.as_ref().map(AsFd::as_fd),
                 passed: &passed,
             },
             &monitor,

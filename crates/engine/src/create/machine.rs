@@ -400,7 +400,9 @@ fn trees(volumes: &[Volume]) -> Vec<SharedTree> {
     [root].into_iter().chain(volumes).collect()
 }
 
-/// Returns as many processors as the limit of processor time needs.
+/// Returns as many processors as the limit of processor time needs, and the host has.
 fn processors(spec: &Spec) -> u32 {
-    spec.limits.cpus.map_or(1, |cpus| cpus.milli.div_ceil(1000))
+    let host = std::thread::available_parallelism().map_or(1, |it| it.get());
+    let needed = spec.limits.cpus.map_or(1, |cpus| cpus.milli.div_ceil(1000));
+    needed.min(u32::try_from(host).unwrap_or(u32::MAX))
 }
