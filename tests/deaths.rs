@@ -547,6 +547,24 @@ fn host_rebooted() {
 }
 
 #[test]
+fn an_audit_lists_removed_boxes_in_the_order_of_their_removal() {
+    let tare = tare!();
+    let server = with_keys(&tare);
+    let mut removed = Vec::new();
+    for key in ["c", "o", "c", "o"] {
+        let (_, made) = ask(&server, key, "POST", "/v1/boxes", &json!({ "command": ["true"] }));
+        let id = made["id"].as_str().expect("an id").to_owned();
+        tare.call(["rm", "-f", &id]).ok();
+        removed.push(id);
+    }
+    let audit = tare.json(["audit", "--since", "1h", "--json"]);
+    let listed = audit["removed"].as_array().expect("a list").iter();
+    let listed: Vec<&str> = listed.filter_map(|one| one["id"].as_str()).collect();
+    assert_eq!(listed, removed);
+    server.stop().ok();
+}
+
+#[test]
 fn a_key_finds_no_history_of_another_key() {
     let tare = tare!();
     let server = with_keys(&tare);

@@ -150,7 +150,10 @@ pub fn removed_since(root: &StateRoot, since: Timestamp) -> Result<Vec<RemovedSi
         let (id, receipt) = (sources.id, sources.receipt);
         Some(RemovedSince { id, name, key, cause, removed_at, receipt })
     });
-    Ok(removed.collect())
+    // The histories are stored by key.
+    let mut removed: Vec<_> = removed.collect();
+    removed.sort_by_key(|removed| removed.removed_at);
+    Ok(removed)
 }
 
 /// How long [`audit_until_clean`] waits at most.
