@@ -110,6 +110,9 @@ fn output_limit() {
     let said = ["Killed by tare: output limit of 64 KiB reached.", "Raise --output-limit."];
     let id = tare.detached(["--output-limit", "64k", "--output-kill", "--", "yes"]);
     assert_death(&tare, &id, "output_limit", &said);
+    let once = ["--name", "once", "--output-limit", "64k", "--output-kill", "--", "yes"];
+    tare.run(once).exited(137).said(&said);
+    assert_explained(&tare, "once", "output_limit", &said);
 }
 
 #[test]

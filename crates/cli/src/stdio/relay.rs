@@ -11,7 +11,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::Signal;
 use rustix::stdio::{stderr, stdin, stdout};
-use tare_engine::{Cause, Context as _, End, EndedLine, Error, Event, Receipt, Session, Streams};
+use tare_engine::{
+    Cause, Conclusion, Context as _, End, EndedLine, Error, Event, Receipt, Session, Streams,
+};
 use tare_kernel::clock;
 use tare_kernel::signals::SignalFd;
 
@@ -115,6 +117,10 @@ pub fn relay(
     let result = relay.until_end(&mut session, signals);
     let ended_at = Instant::now();
     let seen = session.seen_end();
+    if seen.cause == Cause::OutputLimit {
+        let output_bytes_max = Some(settings.output_bytes_max);
+        session.conclude(Conclusion { output_bytes_max, ..Conclusion::default() });
+    }
     // This comes before the rest of the output: even if the user reads slowly, the command and
     // every other writer of its pipes are gone.
     let (end, receipt, ending) = match session.end() {
