@@ -161,6 +161,9 @@ fn a_run_names_what_another_process_did_to_its_box() {
     running.signal(Signal::TERM);
     let output = running.wait().exited(143).said(&["Killed by tare at the second signal"]);
     assert_eq!(report(&output)["cause"], "killed");
+    let explained = tare.call(["explain", "a"]).ok().stdout_text();
+    assert!(explained.contains("killed by tare: a second signal came\n"), "{explained}");
+    assert!(!explained.contains("its command was killed by"), "{explained}");
 }
 
 #[test]

@@ -377,7 +377,7 @@ fn explain_shows_that_the_creator_was_killed() {
     let events = events(&tare, "a");
     assert_eq!(events.first().map(String::as_str), Some("created"));
     assert!(events.ends_with(&["abandoned".into(), "emptied".into(), "removed".into()]));
-    says(&tare, "a", "abandoned", "its creator had ended");
+    says(&tare, "a", "abandoned", "its creator was gone");
     let removed = step(&tare, "a", "removed")["text"].to_string();
     let is_by = |pid: &u32| removed.contains(&format!("(pid {pid}): its creator had ended"));
     assert!(removers.iter().any(is_by), "{removed} {removers:?}");
@@ -398,6 +398,8 @@ fn explain_says_at_once_that_an_attached_box_ended_with_its_creator() {
     let sentence = story["sentence"].as_str().expect("a sentence");
     assert!(sentence.starts_with("Ended with its creator: 'tare run' ("), "{sentence}");
     assert_eq!(events(&tare, "a"), ["created", "go", "abandoned"]);
+    let text = step(&tare, "a", "abandoned")["text"].as_str().expect("a text").to_owned();
+    assert!(text.starts_with("its creator was gone; tare did not see when, after 20"), "{text}");
     assert_eq!(explained(&tare, "a")["steps"], story["steps"], "each look finds the same");
     tare.call(["sweep"]).ok();
     tare.reap_orphans();

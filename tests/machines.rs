@@ -211,6 +211,8 @@ fn a_detached_machine_does_what_is_asked_of_it_until_its_monitor_is_killed() {
     assert_eq!((&ended["cause"], &ended["exit_code"]), (&"machine_lost".into(), &137.into()));
     let explained = machines.call(&["explain", "web"]).ok().stdout_text();
     assert!(explained.contains("The machine ended before its command"), "{explained}");
+    assert!(explained.contains("its machine ended before its command"), "{explained}");
+    assert!(!explained.contains("killed by signal"), "{explained}");
     tare.remove(&id);
 }
 

@@ -28,6 +28,8 @@ fn a_detached_box_that_waited_is_like_a_new_one_and_outlives_the_server() {
     assert_eq!((&claimed["warm"], &claimed["state"]), (&json!("box"), &json!("running")));
     assert!(ids.contains(&claimed["id"].as_str().expect("an id").to_owned()), "{claimed}");
     assert!(claimed["created_at"].as_str() > new["created_at"].as_str(), "{claimed} {new}");
+    let explained = tare.json(["explain", "--json", "claimed-box"]);
+    assert_eq!(explained["created_at"], claimed["created_at"], "{explained}");
     // Its fields are those of the request.
     let same = |field: &str| assert_eq!(claimed[field], new[field], "{field}");
     ["labels", "command", "key", "pool"].iter().for_each(|field| same(field));
@@ -59,6 +61,32 @@ fn a_detached_box_that_waited_is_like_a_new_one_and_outlives_the_server() {
     assert_eq!(explained["cause"], "stopped", "{explained}");
     tare.call(["rm", "-f", "--all"]).ok();
     tare.call(["audit"]).ok();
+}
+
+#[test]
+fn the_history_of_a_box_that_waited_names_the_command_of_its_request() {
+    let tare = tare!();
+    let server = Server::start_configured(&tare, BOXES);
+    let command = json!(["sh", "-c", "exit 3"]);
+    let file = json!([{ "path": "a", "content": "x" }]);
+    for (request, program) in [
+        (json!({ "command": command }), "sh -c exit 3"),
+        // It is an exec, and the box has only its name.
+        (json!({ "command": command, "files": file }), "sh"),
+    ] {
+        until_waiting(&tare, 2);
+        let result = server.post("/v1/run", &request).was(200).json();
+        assert_eq!((&result["warm"], &result["exit_code"]), (&json!("box"), &json!(3)));
+        let id = result["id"].as_str().expect("an id");
+        let explained = tare.json(["explain", "--json", id]);
+        let steps = explained["steps"].as_array().expect("steps");
+        let claimed = steps.iter().find(|step| step["event"] == "claimed").expect("a claim");
+        assert_eq!(claimed["text"], format!("claimed by a request: {program}"), "{explained}");
+        // It is a box of the request from then on.
+        let (at, after) = (&claimed["at"], &claimed["after_ms"]);
+        assert_eq!((at, after), (&explained["created_at"], &json!(0)), "{explained}");
+    }
+    server.stop().ok();
 }
 
 #[test]

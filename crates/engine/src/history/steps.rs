@@ -23,7 +23,7 @@ use crate::history::text::{self, StepKind};
 use crate::receipt::{Receipt, SeenRemoval};
 use crate::record::Record;
 use crate::record::lines::{
-    Act, Created, EndedLine, Evidence, Line, Reason, RequestLine, asked_for,
+    Act, ClaimedLine, Created, EndedLine, Evidence, Line, Reason, RequestLine, asked_for,
 };
 use crate::spec::name::RUN_LABEL;
 use crate::spec::shown::escaped;
@@ -129,7 +129,7 @@ pub struct History {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Step {
     pub at: Timestamp,
-    /// Milliseconds since the creation of the box.
+    /// Milliseconds since the creation of the box; 0 for what happened while it waited in a pool.
     pub after_ms: u64,
     pub event: StepKind,
     /// The number of the process, if a client started it.
@@ -185,7 +185,7 @@ impl Sources {
         let run = RunLine {
             tenant: created.spec.tenant.clone(),
             name: created.spec.name.clone(),
-            command: cut(&program_of(created), RUN_CHARS_MAX).to_owned(),
+            command: cut(&program_of(&created.spec), RUN_CHARS_MAX).to_owned(),
             created_at: created.created_at,
             created_ns: created.created_ns,
             ended_ns: boot_ns(),
@@ -201,10 +201,25 @@ impl Sources {
 
     /// Returns the spec of the box: that of the request that claimed it, or its first one.
     pub fn spec(&self) -> Option<&Spec> {
-        let claimed = self.lines.iter().rev().find_map(|line| {
-            if let Line::Claimed(claimed) = line { Some(&claimed.spec) } else { None }
-        });
+        let claimed = self.claimed().map(|claimed| &claimed.spec);
         claimed.or_else(|| Some(&self.created()?.spec))
+    }
+
+    /// Returns the line of the request that took the box out of a pool.
+    fn claimed(&self) -> Option<&ClaimedLine> {
+        self.lines
+            .iter()
+            .rev()
+            .find_map(|line| if let Line::Claimed(it) = line { Some(&**it) } else { None })
+    }
+
+    /// Returns whether the box was not to be detached. The request that claims a box decides that.
+    fn is_attached(&self) -> bool {
+        let is_warm = self.lines.iter().any(|line| matches!(line, Line::Warm { .. }));
+        match self.claimed() {
+            Some(claimed) => claimed.detached.is_none(),
+            None => is_warm || self.created().is_none_or(|created| created.detached.is_none()),
+        }
     }
 
     pub fn created(&self) -> Option<&Created> {
@@ -398,7 +413,11 @@ fn without_held(mut lines: Vec<Line>) -> Vec<Line> {
 pub fn history(sources: &Sources, now: Moment) -> History {
     let of_run = sources.run.as_ref().map(RunLine::ended);
     let now = of_run.or(sources.removal.map(|removal| removal.at)).unwrap_or(now);
-    let mut steps = Steps { beginning: beginning(sources, now), now, list: Vec::new() };
+    let beginning = beginning(sources, now);
+    // For its users, a box begins when it is claimed.
+    let claimed_at = sources.claimed().map(|claimed| beginning.at_ns(claimed.at_ns));
+    let created_at = claimed_at.unwrap_or(beginning.at);
+    let mut steps = Steps { beginning, created_at, now, list: Vec::new() };
     // First, because it comes before an end of the same time.
     let evidence = sources.evidence();
     if sources.end().is_some_and(|end| end.oom) || evidence.is_some_and(|it| it.pressure().oom) {
@@ -423,10 +442,9 @@ pub fn history(sources: &Sources, now: Moment) -> History {
         let (kind, text) = text::box_ended(end);
         steps.add(at_us.saturating_mul(1000), kind, text).ended(end);
     }
-    let created_at = steps.beginning.at;
     let mut list = steps.in_order();
     if let Some(removal) = &sources.removal {
-        list.extend(removal_steps(removal, created_at, sources.remover()));
+        list.extend(removal_steps(removal, created_at, sources));
     }
     let excess = list.len().saturating_sub(STEPS_MAX);
     if excess > 0 {
@@ -465,6 +483,8 @@ impl History {
 /// in wall-clock time, computed from the creation time, so setting the clock changes nothing.
 struct Steps {
     beginning: Moment,
+    /// Later than the beginning if the box waited in a pool.
+    created_at: Timestamp,
     now: Moment,
     list: Vec<(u64, Step)>,
 }
@@ -477,7 +497,7 @@ impl Steps {
             ns = ns.min(self.now.boot_ns);
         }
         let at = self.beginning.at_ns(ns);
-        self.list.push((ns, step(at, self.beginning.at, event, &text)));
+        self.list.push((ns, step(at, self.created_at, event, &text)));
         &mut self.list.last_mut().expect("a step was just added").1
     }
 
@@ -508,7 +528,7 @@ fn beginning(sources: &Sources, now: Moment) -> Moment {
 
 fn add_line(steps: &mut Steps, line: &Line, sources: &Sources) {
     let (kind, text) = match line {
-        Line::Created(created) => (StepKind::Created, text::created(&program_of(created))),
+        Line::Created(created) => (StepKind::Created, text::created(&program_of(&created.spec))),
         Line::Keeper(keeper) => (StepKind::Go, text::go(keeper.pid.unsigned_abs())),
         Line::Renamed { name, .. } => (StepKind::Renamed, format!("renamed to {name}")),
         Line::Updated(update) => (StepKind::Updated, text::updated(update)),
@@ -519,7 +539,7 @@ fn add_line(steps: &mut Steps, line: &Line, sources: &Sources) {
         }
         Line::Ended(ended) => return add_end(steps, ended, sources),
         Line::Warm { pool, .. } => (StepKind::Warm, format!("waits in the pool {pool}")),
-        Line::Claimed(_) => (StepKind::Claimed, "claimed by a request".to_owned()),
+        Line::Claimed(claimed) => (StepKind::Claimed, text::claimed(&program_of(&claimed.spec))),
         Line::Requested(request) if sources.shows_otherwise(request) => return,
         Line::Requested(request) => (StepKind::Requested, text::requested(request)),
         Line::Machine(machine) => (StepKind::MachineStarted, text::machine_started(machine)),
@@ -541,10 +561,11 @@ fn add_end(steps: &mut Steps, ended: &EndedLine, sources: &Sources) {
             }
             (Cause::KeeperLost, _) => (StepKind::Lost, text::lost(ended.after, ended.at)),
             (Cause::ClientGone, _) if sources.is_unrecorded => {
-                (StepKind::Abandoned, text::ABANDONED.to_owned())
+                let text = text::abandoned_after(sources.is_attached(), ended.after);
+                (StepKind::Abandoned, text)
             }
             // The whole box was killed, the keeper too.
-            (Cause::Memory, _) if sources.created().is_some_and(|it| it.detached.is_some()) => {
+            (Cause::Memory, _) if !sources.is_attached() => {
                 (StepKind::Lost, text::lost(ended.after, ended.at))
             }
             (_, _) => text::box_ended(ended.end),
@@ -587,12 +608,12 @@ fn add_event(steps: &mut Steps, event: &Event, sources: &Sources) {
 fn removal_steps(
     removal: &Removal,
     created_at: Timestamp,
-    by: Option<&Actor>,
+    sources: &Sources,
 ) -> impl Iterator<Item = Step> {
     let abandoned = (removal.why == Reason::Abandoned)
-        .then(|| (StepKind::Abandoned, text::ABANDONED.to_owned()));
+        .then(|| (StepKind::Abandoned, text::abandoned(sources.is_attached()).to_owned()));
     let emptied = removal.emptied_ms.map(|ms| (StepKind::Emptied, text::emptied(ms)));
-    let removed = (StepKind::Removed, text::removed(removal.why, removal.pid, by));
+    let removed = (StepKind::Removed, text::removed(removal.why, removal.pid, sources.remover()));
     let steps = abandoned.into_iter().chain(emptied).chain([removed]);
     steps.map(move |(kind, text)| step(removal.at.at, created_at, kind, &text))
 }
@@ -607,15 +628,14 @@ fn overwritten(events: &[Event]) -> u64 {
     last.saturating_sub(events.len() as u64)
 }
 
-fn command_of(created: &Created) -> String {
-    let words = created.spec.command.iter().map(|word| word.to_string_lossy());
+fn command_of(spec: &Spec) -> String {
+    let words = spec.command.iter().map(|word| word.to_string_lossy());
     Vec::from_iter(words).join(" ")
 }
 
 /// The command, or the label of a run whose box has none.
-fn program_of(created: &Created) -> String {
-    let label = created.spec.labels.get(RUN_LABEL);
-    label.cloned().unwrap_or_else(|| command_of(created))
+fn program_of(spec: &Spec) -> String {
+    spec.labels.get(RUN_LABEL).cloned().unwrap_or_else(|| command_of(spec))
 }
 
 fn harmless(text: &str) -> String {

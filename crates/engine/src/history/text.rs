@@ -51,7 +51,23 @@ pub enum StepKind {
 
 const LOST: &str =
     "its keeper ended without a report: killed by another process, or by the kernel for memory";
-pub const ABANDONED: &str = "its creator had ended before it detached the box";
+const ABANDONED: &str = "its creator had ended before it detached the box";
+const CREATOR_GONE: &str = "its creator was gone";
+const MACHINE_LOST: &str = "its machine ended before its command";
+
+/// A box that is attached is never detached.
+pub fn abandoned(is_attached: bool) -> &'static str {
+    if is_attached { CREATOR_GONE } else { ABANDONED }
+}
+
+/// A step is dated by the last sign of life of the box. The kernel does not record when a process ended.
+pub fn abandoned_after(is_attached: bool, after: Option<Timestamp>) -> String {
+    let text = abandoned(is_attached);
+    match after {
+        Some(after) => format!("{text}; tare did not see when, after {after}"),
+        None => text.to_owned(),
+    }
+}
 
 /// The kernel counts the processes that it killed for memory. Its log may name and date them.
 pub fn oom(evidence: Option<&Evidence>, is_dated: bool) -> String {
@@ -80,6 +96,14 @@ pub fn created(command: &str) -> String {
         "created, without a command".to_owned()
     } else {
         format!("created: {command}")
+    }
+}
+
+pub fn claimed(command: &str) -> String {
+    if command.is_empty() {
+        "claimed by a request, without a command".to_owned()
+    } else {
+        format!("claimed by a request: {command}")
     }
 }
 
@@ -169,6 +193,7 @@ pub fn updated(update: &UpdatedLine) -> String {
 pub fn box_ended(end: End) -> (StepKind, String) {
     match why_killed(end) {
         Some(why) => (StepKind::Killed, format!("killed by tare: {why}")),
+        None if end.cause == Cause::MachineLost => (StepKind::Lost, MACHINE_LOST.to_owned()),
         None => (StepKind::CommandEnded, format!("its command {}", result(end))),
     }
 }
@@ -178,6 +203,7 @@ fn exec_ended(end: End) -> String {
     match why_killed(end) {
         Some(why) => format!("was killed, with all that it started: {why}"),
         None if end.cause == Cause::Memory => format!("{}, because memory ran out", result(end)),
+        None if end.cause == Cause::MachineLost => "ended with the machine".to_owned(),
         None => result(end),
     }
 }
@@ -193,6 +219,8 @@ fn why_killed(end: End) -> Option<&'static str> {
         Cause::Stopped if end.signal() == Some(SIGKILL) => {
             Some("it had not stopped within its grace")
         }
+        // A process of tare counts such signals. The end has the number of the last one.
+        Cause::Killed if end.signal() != Some(SIGKILL) => Some("a second signal came"),
         Cause::Exited
         | Cause::Signalled
         | Cause::Memory
@@ -296,6 +324,17 @@ mod tests {
         ] {
             assert_eq!(box_ended(End::of_command(wait_status)).1, expected);
         }
+    }
+
+    #[test]
+    fn no_step_names_a_signal_that_ended_nothing() {
+        let second = End { cause: Cause::Killed, ..End::of_command(15) };
+        let text = "killed by tare: a second signal came".to_owned();
+        assert_eq!(box_ended(second), (StepKind::Killed, text));
+        let lost = End::killed(Cause::MachineLost);
+        let text = "its machine ended before its command".to_owned();
+        assert_eq!(box_ended(lost), (StepKind::Lost, text));
+        assert_eq!(exec_ended(lost), "ended with the machine");
     }
 
     #[test]
