@@ -97,10 +97,15 @@ fn the_end_of_a_run_has_the_same_cause_in_answer_event_and_metric() {
         let times = expected.iter().filter(|one| one == &cause).count();
         assert_counted(&server, cause, times as f64);
     }
-    let (stream, _) = begin(&tare, &server);
+    let (stream, id) = begin(&tare, &server);
     let log = server.stop().ok().stderr_text();
     assert!(log.contains("\"cause\":\"server_stopping\""), "{log}");
-    answer(stream).refused(503, "stopping");
+    let error = answer(stream).was(503).json()["error"].clone();
+    assert_eq!((&error["code"], &error["box_id"]), (&json!("stopping"), &json!(id)), "{error}");
+    let explained = tare.json(["explain", "--json", &id]);
+    for field in ["cause", "sentence"] {
+        assert_eq!(error[field], explained[field], "{error} {explained}");
+    }
 }
 
 #[test]

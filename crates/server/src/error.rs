@@ -5,7 +5,9 @@
 //! name paths of the host: it goes into `detail`, which only the log gets.
 
 use rustix::io::Errno;
-use tare_engine::{BootFailure, Error as EngineError, ErrorKind, Hint};
+use tare_engine::{
+    BootFailure, BoxId, Cause, Circumstances, End, Error as EngineError, ErrorKind, Hint, Subject,
+};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceError {
@@ -19,8 +21,18 @@ pub struct ServiceError {
     pub refused_for: Option<&'static str>,
     /// Why a machine did not start.
     pub boot_failure: Option<BootFailure>,
+    /// The box of a run or exec that the server interrupted.
+    pub interrupted: Option<Box<Interrupted>>,
     /// For the log only.
-    pub detail: Option<String>,
+    pub detail: Option<Box<str>>,
+}
+
+/// What was interrupted. Its box has a history, which the client can ask for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Interrupted {
+    pub box_id: BoxId,
+    pub cause: Cause,
+    pub sentence: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,6 +80,7 @@ impl ServiceError {
             retry_after_s: None,
             refused_for: None,
             boot_failure: None,
+            interrupted: None,
             detail: None,
         }
     }
@@ -146,7 +159,8 @@ impl ServiceError {
     /// A failure of the server.
     pub fn internal(detail: impl ToString) -> Self {
         let message = "the server failed";
-        Self { detail: Some(detail.to_string()), ..Self::new(Kind::Internal, "internal", message) }
+        let detail = Some(detail.to_string().into());
+        Self { detail, ..Self::new(Kind::Internal, "internal", message) }
             .with_hint("the server's log has the reason, under the id of this request")
     }
 
@@ -162,7 +176,7 @@ impl ServiceError {
         Self {
             hint: error.hint().cloned(),
             retry_after_s: Some(STUCK_RETRY_AFTER_S),
-            detail: Some(error.in_full()),
+            detail: Some(error.in_full().into()),
             ..Self::new(Kind::Unavailable, STUCK, error.to_string())
         }
     }
@@ -175,6 +189,12 @@ impl ServiceError {
             boot_failure: Some(failure),
             ..Self::new(Kind::Unavailable, "machine_not_started", error.in_full())
         }
+    }
+
+    /// Names the box of the run or exec that was interrupted, and why.
+    pub fn interrupting(self, box_id: BoxId, cause: Cause, subject: Subject) -> Self {
+        let sentence = Circumstances::of(End::killed(cause), subject).sentence().text;
+        Self { interrupted: Some(Box::new(Interrupted { box_id, cause, sentence })), ..self }
     }
 
     pub fn with_hint(mut self, hint: impl Into<Hint>) -> Self {
@@ -214,7 +234,7 @@ impl ServiceError {
         }
         let failed = match used_up(error) {
             Some(what) => Self {
-                detail: Some(detail),
+                detail: Some(detail.into()),
                 ..Self::unavailable("exhausted", format!("the host has no {what} left"))
             },
             None => Self::internal(detail),

@@ -66,7 +66,7 @@ pub fn refused(reading: &Reading) -> ServiceError {
     let mut error = ServiceError::unavailable(PRESSURE, message)
         .with_hint("try again later; boxes that end or are removed make room");
     error.refused_for = Some(gauge.as_str());
-    error.detail = Some(reading.to_string());
+    error.detail = Some(reading.to_string().into());
     error
 }
 

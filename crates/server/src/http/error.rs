@@ -25,6 +25,16 @@ pub struct ErrorObject {
     pub hint: Option<String>,
     /// The same as the header `X-Request-Id`, and as in the server's log.
     pub request_id: String,
+    /// The box of a run or exec that the server interrupted. Missing in other errors, as the next
+    /// two. `GET /v1/boxes/{id}/explain` and `tare explain` have its history.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub box_id: Option<String>,
+    /// Why it was interrupted: `server_stopping`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cause: Option<String>,
+    /// The same as a sentence.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sentence: Option<String>,
 }
 
 /// An error that another API has already written into its own response. Only the log needs it.
@@ -62,12 +72,16 @@ impl IntoResponse for ServiceError {
 }
 
 pub fn response(status: StatusCode, error: &ServiceError, request_id: &str) -> Response {
+    let interrupted = error.interrupted.as_deref();
     let body = ErrorBody {
         error: ErrorObject {
             code: error.code.to_owned(),
             message: error.message.clone(),
             hint: hint(error),
             request_id: request_id.to_owned(),
+            box_id: interrupted.map(|it| it.box_id.to_string()),
+            cause: interrupted.map(|it| it.cause.to_string()),
+            sentence: interrupted.map(|it| it.sentence.clone()),
         },
     };
     let mut response = (status, axum::Json(body)).into_response();
@@ -83,12 +97,18 @@ pub fn insert_retry_after(response: &mut Response, error: &ServiceError) {
 
 /// An error in a stream, whose status was sent before.
 pub fn error_json(error: &ServiceError) -> Value {
-    json!({
+    let mut body = json!({
         "status": status(error.kind).as_u16(),
         "code": error.code,
         "message": error.message,
         "hint": hint(error),
-    })
+    });
+    if let Some(interrupted) = &error.interrupted {
+        body["box_id"] = interrupted.box_id.as_str().into();
+        body["cause"] = interrupted.cause.as_str().into();
+        body["sentence"] = interrupted.sentence.as_str().into();
+    }
+    body
 }
 
 pub fn hint(error: &ServiceError) -> Option<String> {

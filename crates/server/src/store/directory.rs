@@ -31,7 +31,7 @@ pub struct StoreDirectory {
 }
 
 fn in_use(directory: &Path) -> ServiceError {
-    let detail = Some(format!("another server uses {}", directory.display()));
+    let detail = Some(format!("another server uses {}", directory.display()).into());
     let message = "another server uses the directory of files";
     ServiceError { detail, ..ServiceError::unavailable("store_in_use", message) }
         .with_hint("give each server a directory of its own: [files] directory")

@@ -31,7 +31,10 @@ impl<T, E: Into<io::Error>> IoContext<T> for Result<T, E> {
                 Some(_) | None => return ServiceError::internal(detail),
             };
             let message = format!("the host has no {missing} left");
-            ServiceError { detail: Some(detail), ..ServiceError::unavailable("exhausted", message) }
+            ServiceError {
+                detail: Some(detail.into()),
+                ..ServiceError::unavailable("exhausted", message)
+            }
         })
     }
 }

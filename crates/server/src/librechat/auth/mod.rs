@@ -187,7 +187,7 @@ fn unauthorized(message: &str) -> ServiceError {
 }
 
 fn invalid(why: token::Refusal) -> AuthError {
-    AuthError::Refused(ServiceError { detail: Some(why.to_owned()), ..unauthorized(INVALID) })
+    AuthError::Refused(ServiceError { detail: Some(why.into()), ..unauthorized(INVALID) })
 }
 
 const INVALID: &str = "Invalid bearer token";
@@ -202,7 +202,9 @@ impl From<AuthError> for ServiceError {
     fn from(refused: AuthError) -> Self {
         match refused {
             AuthError::Refused(error) => error,
-            AuthError::KeysNotRead(why) => Self { detail: Some(why), ..unauthorized(INVALID) },
+            AuthError::KeysNotRead(why) => {
+                Self { detail: Some(why.into()), ..unauthorized(INVALID) }
+            }
         }
     }
 }

@@ -221,7 +221,8 @@ impl Process {
         let ended = ended.map(|ended| self.caller.shown_end(ended));
         self.counted.cause = end.cause;
         if end.cause == Cause::ServerStopping {
-            return Err(ServiceError::stopping());
+            let error = ServiceError::stopping();
+            return Err(error.interrupting(self.box_id, end.cause, Subject::Exec));
         }
         if end.cause == Cause::ClientGone {
             return Err(ServiceError::internal("the client did not read the output"));

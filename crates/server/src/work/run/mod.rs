@@ -76,6 +76,14 @@ impl Failed {
     fn server_stopping() -> Self {
         Self { interrupted: Some(Cause::ServerStopping), error: ServiceError::stopping() }
     }
+
+    /// Returns the error for the client, with the box of a run that was interrupted.
+    fn in_box(self, box_id: Option<BoxId>) -> ServiceError {
+        match (box_id, self.interrupted) {
+            (Some(id), Some(cause)) => self.error.interrupting(id, cause, Subject::Box),
+            (_, _) => self.error,
+        }
+    }
 }
 
 impl Service {
@@ -192,7 +200,9 @@ impl Steps {
             code: code.filter(|_| cause != Cause::ClientGone),
             duration,
         });
-        result.map(|output| RunOutput { duration, ..output }).map_err(|failed| failed.error)
+        result
+            .map(|output| RunOutput { duration, ..output })
+            .map_err(|failed| failed.in_box(box_id))
     }
 
     /// How the command of a failed run ended. With `exited`, a step after the command failed.
