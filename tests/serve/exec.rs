@@ -453,22 +453,3 @@ fn a_detached_process_beyond_the_limit_does_not_run() {
     server.delete("/v1/boxes/a?force=true").was(204);
     server.stop().ok();
 }
-
-#[test]
-fn a_detached_process_that_the_stop_of_the_server_ended_says_so() {
-    let tare = tare!();
-    let server = Server::start_configured(&tare, "[limits]\ndrain = '100ms'\n");
-    server.post("/v1/boxes", &json!({ "name": "web" })).was(201);
-    detached(&server, json!({ "command": ["sleep", "1000"], "detach": true }));
-    server.stop().ok();
-    let mut ended = Value::Null;
-    eventually("it has ended", || {
-        let steps = tare.json(["explain", "--json", "web"])["steps"].clone();
-        let is_end = |step: &&Value| step["event"] == "exec_ended";
-        ended =
-            steps.as_array().and_then(|all| all.iter().find(is_end).cloned()).unwrap_or_default();
-        !ended.is_null()
-    });
-    assert_eq!(ended["cause"], "server_stopping", "{ended}");
-    tare.call(["rm", "-f", "web"]).ok();
-}

@@ -11,7 +11,7 @@ use std::fmt;
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::cause::{Cause, End};
+use crate::cause::End;
 use crate::plan::{HostFile, Identity, TerminalPlan};
 
 /// From the creator after the plan, and from the client of an [`Exec`].
@@ -26,9 +26,6 @@ pub enum Request {
     /// End the command, or the process of this connection, at this boot-clock time. A process that
     /// was started before its work was known gets its deadline with the work.
     Deadline { at_ns: u64 },
-    /// Kill the process of this connection for this cause. The client hangs up then. A keeper that does
-    /// not know this request takes the client for gone, and kills the process too.
-    End(Cause),
 }
 
 /// What runs in a box, and until when.

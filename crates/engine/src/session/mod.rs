@@ -461,11 +461,7 @@ impl Session {
         match &self.owned {
             // If this fails, `end` fails in the same way and reports it.
             Some(owned) => drop(owned.keeper.process.kill()),
-            None => {
-                // Without it the keeper takes this client for gone, and kills the process as well.
-                self.channel.send(&Request::End(end.cause), REQUEST_BYTES_MAX, &[]).ok();
-                self.channel.hang_up();
-            }
+            None => self.channel.hang_up(),
         }
     }
 

@@ -439,13 +439,6 @@ impl Execution {
         self.end(End::killed(Cause::ClientGone), None);
     }
 
-    /// Ends an exec because its client wants that, and is about to hang up.
-    pub fn end_for(&mut self, cause: Cause) {
-        if !self.ends_box {
-            self.end(End::killed(cause), None);
-        }
-    }
-
     fn end(&mut self, end: End, report: Option<Report>) {
         if self.stage != Stage::Running {
             return;

@@ -296,7 +296,6 @@ impl Supervisor {
                     Received::Message(Request::Detach) => self.detach(index),
                     Received::Message(Request::Go(_)) => {}
                     Received::Message(Request::Deadline { at_ns }) => self.end_at(index, at_ns),
-                    Received::Message(Request::End(cause)) => self.executions[index].end_for(cause),
                     Received::Nothing => break,
                     Received::Closed => {
                         self.executions[index].hang_up();
@@ -344,12 +343,7 @@ impl Supervisor {
             let Some(channel) = self.executions[index].channel_mut() else { return };
             match channel.wait_until(REQUEST_BYTES_MAX, until_ns) {
                 Some(Request::Detach) => self.detach(index),
-                Some(
-                    Request::Go(_)
-                    | Request::Signal(_)
-                    | Request::Deadline { .. }
-                    | Request::End(_),
-                ) => {}
+                Some(Request::Go(_) | Request::Signal(_) | Request::Deadline { .. }) => {}
                 None => return,
             }
         }
