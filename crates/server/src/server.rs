@@ -25,6 +25,7 @@ use crate::telemetry::journal::Journal;
 use crate::telemetry::metrics::Metrics;
 use crate::watch::followers::Followers;
 use crate::watch::keepers::KeeperWatch;
+use crate::work::boxes::create::KeyedInMaking;
 use crate::work::boxes::ending::{ENDED_WITHIN, StuckBoxes};
 use crate::work::pool::Pools;
 use crate::work::run::processes::Processes;
@@ -135,6 +136,7 @@ pub fn serve(options: Options) -> Result<(), Error> {
         processes: Processes::new(limits.execs),
         pools: Pools::default(),
         stuck: StuckBoxes::default(),
+        keyed_in_making: KeyedInMaking::default(),
         sweep_wanted: Notify::new(),
         journal: Arc::clone(&journal),
         metrics,

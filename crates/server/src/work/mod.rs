@@ -30,6 +30,7 @@ use crate::telemetry::metrics::Metrics;
 use crate::watch::followers::Followers;
 use crate::watch::keepers::KeeperWatch;
 use crate::work::box_calls::BoxCalls;
+use crate::work::boxes::create::KeyedInMaking;
 use crate::work::boxes::ending::StuckBoxes;
 use crate::work::pool::Pools;
 use crate::work::run::processes::Processes;
@@ -57,6 +58,7 @@ pub struct ServiceParts {
     pub processes: Processes,
     pub pools: Pools,
     pub stuck: StuckBoxes,
+    pub keyed_in_making: KeyedInMaking,
     /// Starts a sweep.
     pub sweep_wanted: Notify,
     pub journal: Arc<Journal>,

@@ -1,5 +1,7 @@
 //! Creates a box that lives on, once for each idempotency key.
 
+use std::collections::HashSet;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use tare_engine::spec::Spec;
@@ -13,6 +15,7 @@ use crate::telemetry::{LogEvent, OfBox};
 use crate::work::Service;
 use crate::work::request::idempotency::{Keyed, REQUEST_LABEL, check_same};
 use crate::work::request::run::Warm;
+use crate::workers::locked;
 
 /// How long a request waits for a box that another request with the same key is making: 60 s for
 /// the box to start, and 60 s more for its machine to boot.
@@ -46,6 +49,31 @@ impl Created {
 
     fn new(status: Status, warm: Warm) -> Self {
         Self { status, existed: false, warm }
+    }
+}
+
+/// The boxes of idempotency keys that requests of this server are making.
+#[derive(Debug, Default)]
+pub struct KeyedInMaking(Mutex<HashSet<BoxId>>);
+
+/// The making of such a box, by one request.
+#[derive(Debug)]
+struct Making {
+    service: Service,
+    id: BoxId,
+}
+
+impl Making {
+    /// `None` if another request is making the box.
+    fn begin(service: &Service, id: &BoxId) -> Option<Self> {
+        let is_first = locked(&service.keyed_in_making.0).insert(id.clone());
+        is_first.then(|| Self { service: service.clone(), id: id.clone() })
+    }
+}
+
+impl Drop for Making {
+    fn drop(&mut self) {
+        locked(&self.service.keyed_in_making.0).remove(&self.id);
     }
 }
 
@@ -130,22 +158,7 @@ impl Service {
                 }
                 KeyedBox::Unfinished => {}
                 KeyedBox::Absent => {
-                    let admitted = match self.admit(caller, Need::lasting_box(&spec)).await {
-                        Ok(admitted) => admitted,
-                        // Another request with this key may have taken the last place.
-                        Err(error) if self.is_absent(&id).await? => return Err(error),
-                        Err(_) => continue,
-                    };
-                    let (box_id, spec, options) = (id.clone(), spec.clone(), options.clone());
-                    let (service, caller) = (self.clone(), caller.clone());
-                    let boots = spec.machine.is_some();
-                    let start = move |engine: &Engine| {
-                        let began = Instant::now();
-                        let started = engine.start_as(&box_id, &spec, &options)?;
-                        let watch = |it| service.watch_new(&caller, (it, began), &spec, admitted);
-                        started.map(watch).transpose()
-                    };
-                    if let Some(status) = self.create_on_thread(boots, start).await? {
+                    if let Some(status) = self.make_once(caller, &id, &spec, &options).await? {
                         return Ok(Created::new(status, Warm::Off));
                     }
                 }
@@ -156,6 +169,35 @@ impl Service {
             }
             tokio::time::sleep(LOOK_AGAIN).await;
         }
+    }
+
+    /// Creates the box, unless another request has made it or is making it.
+    async fn make_once(
+        &self,
+        caller: &Caller,
+        id: &BoxId,
+        spec: &Spec,
+        options: &DetachOptions,
+    ) -> Result<Option<Status>, ServiceError> {
+        // A request of this server that has the last place may not have its box on record yet.
+        let Some(making) = Making::begin(self, id) else {
+            return Ok(None);
+        };
+        let admitted = match self.admit(caller, Need::lasting_box(spec)).await {
+            Ok(admitted) => admitted,
+            Err(error) if self.is_absent(id).await? => return Err(error),
+            Err(_) => return Ok(None),
+        };
+        let (spec, options) = (spec.clone(), options.clone());
+        let (service, caller) = (self.clone(), caller.clone());
+        let boots = spec.machine.is_some();
+        let start = move |engine: &Engine| {
+            let began = Instant::now();
+            let started = engine.start_as(&making.id, &spec, &options)?;
+            let watch = |it| service.watch_new(&caller, (it, began), &spec, admitted);
+            started.map(watch).transpose()
+        };
+        self.create_on_thread(boots, start).await
     }
 
     async fn is_absent(&self, id: &BoxId) -> Result<bool, ServiceError> {
