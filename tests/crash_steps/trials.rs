@@ -203,6 +203,12 @@ impl Steps<'_> {
         let noted = lane.steps_of(whom) >= step;
         let met = noted || self.is_for_copies_too() && output.code != 0;
         self.spoke(&output, met);
+        if !met && !self.is_for_copies_too() {
+            // The operation has fewer steps. The commands of a check can meet the fault: `ls` asks the
+            // keeper of a machine.
+            lane.clear();
+            return false;
+        }
         if operation.before == Before::Orphan {
             // What is on no record is nothing that other commands look for.
             lane.ordinary(["sweep"]).ok();
