@@ -1,6 +1,6 @@
 //! What an interpreter was started from: inodes and modification times of the directories of
-//! programs and packages, and of imported modules in packages. Nothing here reads a file. Every
-//! function may block its thread.
+//! programs, of the standard library and of packages, of the list of shared libraries, and of imported
+//! modules in packages. Nothing here reads a file. Every function may block its thread.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
@@ -8,9 +8,11 @@ use std::path::{Path, PathBuf};
 
 use tare_engine::spec::{Root, Spec};
 
-/// Directories of a root in which package managers replace entries.
-const PROGRAMS: [&str; 3] = ["usr/bin", "usr/local/bin", "usr/lib/python3/dist-packages"];
-/// Directories of a root whose `python3.*` have packages.
+/// Paths of a root that package managers change. ldconfig replaces the cache after each change of a
+/// shared library.
+const PROGRAMS: [&str; 4] =
+    ["usr/bin", "usr/local/bin", "usr/lib/python3/dist-packages", "etc/ld.so.cache"];
+/// Directories of a root whose `python3.*` have the standard library and packages.
 const LIBRARIES: [&str; 2] = ["usr/lib", "usr/local/lib"];
 
 /// The directories, and how each looked when the interpreter was started.
@@ -54,9 +56,10 @@ impl Origins {
 fn package_directories(libraries: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(libraries).into_iter().flatten().flatten();
     let pythons = entries.filter(|it| it.file_name().to_string_lossy().starts_with("python3."));
-    let both =
-        |it: fs::DirEntry| ["site-packages", "dist-packages"].map(|name| it.path().join(name));
-    pythons.flat_map(both).collect()
+    let parts = |it: fs::DirEntry| {
+        ["", "lib-dynload", "site-packages", "dist-packages"].map(|name| it.path().join(name))
+    };
+    pythons.flat_map(parts).collect()
 }
 
 /// `None` for a path that does not exist.
@@ -73,12 +76,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_package_a_changed_module_another_program_and_another_root_are_noticed() {
+    fn changes_of_packages_programs_libraries_and_the_root_are_noticed() {
         let directory = std::env::temp_dir().join(format!("tare-origins-{}", std::process::id()));
         let (packages, root) = (directory.join("packages"), directory.join("root"));
         let site = root.join("usr/local/lib/python3.11/site-packages");
-        let programs = root.join("usr/local/bin");
-        for made in [packages.join("python/kept"), site.clone(), programs.clone()] {
+        let (programs, etc) = (root.join("usr/local/bin"), root.join("etc"));
+        let library = root.join("usr/lib/python3.11");
+        let modules = library.join("lib-dynload");
+        for made in [
+            packages.join("python/kept"),
+            site.clone(),
+            programs.clone(),
+            modules.clone(),
+            etc.clone(),
+        ] {
             fs::create_dir_all(made).expect("a directory");
         }
         let long_ago = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1);
@@ -92,7 +103,10 @@ mod tests {
         spec.root = Root::Directory(root.clone());
         let target = "/opt/packages".into();
         spec.volumes.push(Volume { host: packages.clone(), target, access: Access::ReadOnly });
-        let changes: [&dyn Fn(); 5] = [
+        let changes: [&dyn Fn(); 8] = [
+            &|| fs::write(etc.join("ld.so.cache"), "").expect("a file"),
+            &|| fs::write(library.join("json.py"), "").expect("a module"),
+            &|| fs::write(modules.join("_json.so"), "").expect("a module"),
             &|| fs::create_dir(packages.join("python/new")).expect("a package"),
             &|| fs::write(&module, "2").expect("a file"),
             &|| fs::create_dir(site.join("new")).expect("a package"),
