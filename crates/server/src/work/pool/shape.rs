@@ -131,7 +131,7 @@ impl Shape {
         let life = Life::Run(Stdin::Empty);
         if let Some(code) = &request.code
             && let Some((pool, interpreter)) = Interpreter::of(code, pools, how(request, config))
-            && !code.own_env(&request.exec.env).any(|(key, _)| decides_the_start(key))
+            && !code.own_env(&request.exec.env).any(|(key, _)| interpreter.has_read(key))
         {
             let interpreter = Some(interpreter);
             return Some(Self { pool, spec, life, interpreter });
@@ -206,6 +206,12 @@ impl Interpreter {
         is_wanted.then_some((pool, Self { command, preload, env, template }))
     }
 
+    /// Returns whether the interpreter, its C library or a module that it has imported reads this
+    /// variable only when it starts.
+    fn has_read(&self, key: &OsStr) -> bool {
+        decides_the_start(key) || !self.preload.is_empty() && decides_an_import(key)
+    }
+
     pub fn template_env(&self) -> Vec<Variable> {
         let one = |name: &&str| (OsString::from(name), OsString::from("1"));
         self.env.iter().cloned().chain(TEMPLATE_ENV.iter().map(one)).collect()
@@ -277,6 +283,13 @@ fn decides_the_start(key: &OsStr) -> bool {
     let key = key.as_bytes();
     matches!(key, b"LANG" | b"LANGUAGE" | b"TZ" | b"PATH")
         || BEGINNINGS.iter().any(|beginning| key.starts_with(beginning))
+}
+
+/// Returns whether libraries for linear algebra or Matplotlib read this variable only when they are
+/// imported.
+fn decides_an_import(key: &OsStr) -> bool {
+    const BEGINNINGS: [&[u8]; 6] = [b"OMP_", b"OPENBLAS_", b"GOTO_", b"MKL_", b"NUMEXPR_", b"MPL"];
+    BEGINNINGS.iter().any(|beginning| key.as_bytes().starts_with(beginning))
 }
 
 #[cfg(test)]
@@ -359,5 +372,29 @@ mod tests {
         assert_eq!(pool(&[], &pools(0, 0)), None);
         let off = RunRequest { wish: WarmWish::Off, ..code(&[]) };
         assert_eq!(Shape::of(&off, &pools(1, 1)), None);
+    }
+
+    #[test]
+    fn a_variable_that_a_module_reads_at_its_import_needs_an_interpreter_that_has_not_imported_it()
+    {
+        let mut pools = pools(1, 1);
+        let pool = |key: &str, pools: &Config| {
+            Shape::of(&code(&[(key, "2")]), pools).map(|shape| shape.pool)
+        };
+        let keys = [
+            "OMP_NUM_THREADS",
+            "OPENBLAS_CORETYPE",
+            "MKL_NUM_THREADS",
+            "NUMEXPR_MAX_THREADS",
+            "MPLBACKEND",
+        ];
+        for key in keys {
+            assert_eq!(pool(key, &pools), Some(PoolName::Python), "{key}");
+        }
+        pools.pool.python.preload = vec!["numpy".into()];
+        for key in keys {
+            assert_eq!(pool(key, &pools), Some(PoolName::Box), "{key}");
+        }
+        assert_eq!(pool("A", &pools), Some(PoolName::Python));
     }
 }
