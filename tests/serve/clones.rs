@@ -11,6 +11,7 @@ use tare_harness::{
 };
 
 use crate::librechat::client::with_packages;
+use crate::serve::operating::value;
 use crate::serve::pool::{ENDINGS, PROBE, parsed, waiting};
 use crate::serve::quotas::sha256;
 
@@ -501,12 +502,18 @@ fn calls_that_find_no_clone_get_one_from_the_template_and_their_own_box_if_it_do
     let server = Server::start_configured(&tare, CLONES);
     in_clone(&server, &code("print(1)"));
     eventually("the pool is full", || clones(&tare).len() == 2);
+    let on_demand = || {
+        let metrics = server.get("/metrics").was(200).text();
+        value(&metrics, "tare_pool_clones_on_demand_total{pool=\"python\"}").expect("it is counted")
+    };
+    let before = on_demand();
     let call = || server.post("/v1/run", &code("import time; time.sleep(1)")).was(200).json();
     let at_once = std::thread::scope(|scope| {
         let calls: Vec<_> = (0..6).map(|_| scope.spawn(call)).collect();
         calls.into_iter().map(|call| call.join().expect("an answer")).collect::<Vec<_>>()
     });
     assert!(at_once.iter().all(|result| result["warm"] == "clone"), "{at_once:?}");
+    assert!(on_demand() > before, "two of six waited");
     eventually("the pool is full again", || clones(&tare).len() == 2);
     let template = interpreter(&templates(&tare)[0]);
     template.signal(Signal::STOP);

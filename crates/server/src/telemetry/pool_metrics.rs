@@ -15,6 +15,7 @@ pub struct PoolMetrics {
     members: Family<PoolLabels<2>, Gauge>,
     claims: Family<PoolLabels<2>, Counter>,
     misses: Family<PoolLabels<1>, Counter>,
+    on_demand: Family<PoolLabels<1>, Counter>,
     template_age: Family<PoolLabels<1>, Gauge>,
     template_restarts: Family<PoolLabels<1>, Counter>,
 }
@@ -29,16 +30,19 @@ impl PoolMetrics {
         drop(self.claims.get_or_create(&[("pool", pool), ("kind", kind)]));
         drop(self.misses.get_or_create(&[("pool", pool)]));
         self.template_age(Duration::ZERO);
+        drop(self.on_demand.get_or_create(&TEMPLATES));
         drop(self.template_restarts.get_or_create(&TEMPLATES));
     }
 
     pub fn register(&self, registry: &mut Registry) {
         let help = "Boxes of a pool, by state";
         registry.register("pool_members", help, self.members.clone());
-        let help = "Requests that got a box of a pool, by what was waiting in it";
+        let help = "Requests that got a box of a pool, by what is in it";
         registry.register("pool_claims", help, self.claims.clone());
-        let help = "Requests that found no box waiting in their pool";
+        let help = "Requests that got no box of their pool";
         registry.register("pool_misses", help, self.misses.clone());
+        let help = "Claimed clones that were made for their request, because none was waiting";
+        registry.register("pool_clones_on_demand", help, self.on_demand.clone());
         let help = "Age of the oldest template of a pool; 0 without one";
         registry.register("pool_template_age_seconds", help, self.template_age.clone());
         let help = "Templates that died and were replaced";
@@ -63,6 +67,10 @@ impl PoolMetrics {
 
     pub fn template_died(&self) {
         self.template_restarts.get_or_create(&TEMPLATES).inc();
+    }
+
+    pub fn made_on_demand(&self) {
+        self.on_demand.get_or_create(&TEMPLATES).inc();
     }
 
     pub fn miss(&self, pool: &'static str) {

@@ -236,8 +236,9 @@ impl Service {
                 self.count_cloned();
                 let waiting = made.ok()?.ok()?;
                 let kind = waiting.kind();
-                let claimed = self.creators.call(move || waiting.claim(&spec)).await;
-                claimed.ok().map(|claimed| (claimed, kind))
+                let claimed = self.creators.call(move || waiting.claim(&spec)).await.ok()?;
+                self.metrics.pools.made_on_demand();
+                Some((claimed, kind))
             }
             Err(_elapsed) => {
                 template.was_slow();
@@ -260,8 +261,7 @@ impl Service {
     }
 
     /// Asks for boxes in the place of those that were claimed. While other boxes wait, the caller
-    /// does this after the run: a clone that enters its cgroup makes the end of every other box
-    /// wait for a grace period of RCU, 10 ms and more.
+    /// does this after the run: so the making of a box takes no processor time from the run.
     pub fn refill_pools(&self) {
         self.pools.changed.notify_one();
     }
