@@ -3,6 +3,7 @@
 
 mod auditing;
 mod bad_input;
+mod booting;
 mod boxes;
 mod callers;
 mod causes;

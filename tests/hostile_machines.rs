@@ -8,41 +8,41 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tare_harness::{Output, Running, Tare, TemporaryDirectory, eventually, skip, tare};
-
-use crate::kernels::package;
+use tare_harness::{Output, Running, Tare, TemporaryDirectory, eventually};
 
 const MONITOR: &str = include_str!("probes/hostile_monitor.py");
-const RUN: [&str; 5] = ["run", "--driver", "vm", "--accel", "tcg"];
+pub const RUN: [&str; 5] = ["run", "--driver", "vm", "--accel", "tcg"];
 /// What a keeper may use, whatever its machine sends.
 pub const KEEPER_KIB_MAX: u64 = 64 << 10;
 /// How long any of these boxes may take, on a loaded host.
 const WITHIN: Duration = Duration::from_secs(45);
 
-struct Liars {
+pub struct Liars {
     // Before the tare: its end compares the host with its beginning.
-    directory: TemporaryDirectory,
-    tare: Tare,
+    pub directory: TemporaryDirectory,
+    pub tare: Tare,
     /// How long the machine has until it answers.
-    boot: &'static str,
+    pub boot: &'static str,
 }
 
 macro_rules! liars {
     ($boot:literal) => {{
-        let tare = tare!();
-        let Some((_, unpacked)) = package() else {
-            skip!("no target/kernel-package: ./check fetches it");
+        let tare = tare_harness::tare!();
+        let Some((_, unpacked)) = $crate::kernels::package() else {
+            tare_harness::skip!("no target/kernel-package: ./check fetches it");
         };
-        let liars = Liars { tare, directory: TemporaryDirectory::new(), boot: $boot };
+        let directory = tare_harness::TemporaryDirectory::new();
+        let liars = $crate::hostile_machines::Liars { tare, directory, boot: $boot };
         let unpacked = unpacked.to_str().expect("the path is ASCII");
         liars.start("", &["vm", "kernel", "use", unpacked]).wait().ok();
         liars
     }};
 }
+pub(crate) use liars;
 
 impl Liars {
     /// `tare ARGS` with a monitor that does this.
-    fn command(&self, lie: &str, args: &[&str]) -> Command {
+    pub fn command(&self, lie: &str, args: &[&str]) -> Command {
         // The shell answers sooner than Python would.
         let script = format!(
             "#!/bin/sh\ncase $1 in --version) echo QEMU emulator version 9.0.0; exit;; \
@@ -58,18 +58,18 @@ impl Liars {
         command
     }
 
-    fn start(&self, lie: &str, args: &[&str]) -> Running {
+    pub fn start(&self, lie: &str, args: &[&str]) -> Running {
         let mut command = self.command(lie, args);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         self.tare.start_command(command)
     }
 
-    fn run(&self, lie: &str, args: &[&str]) -> Running {
+    pub fn run(&self, lie: &str, args: &[&str]) -> Running {
         self.start(lie, &[&RUN[..], args].concat())
     }
 
     /// Starts a detached box and returns its id.
-    fn detached(&self, lie: &str, options: &[&str]) -> String {
+    pub fn detached(&self, lie: &str, options: &[&str]) -> String {
         let args = [&RUN[..], &["-d", "--lease", "2m"], options, &["--", "cat"]].concat();
         self.tare.detached_by(self.command(lie, &args))
     }

@@ -121,6 +121,9 @@ fn rm_force_removes_a_starting_box() {
         let created = creator.wait();
         assert!([0, 1].contains(&removed.code), "{removed}");
         assert!([0, 125].contains(&created.code), "{created}");
+        if created.code == 125 {
+            assert!(created.stderr_text().contains("removed by 'tare rm -f'"), "{created}");
+        }
         match tare.list().as_slice() {
             [] => {}
             [one] => {

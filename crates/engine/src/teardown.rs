@@ -21,6 +21,7 @@ use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use tare_control::End;
 use tare_kernel::clock::boot_ns;
 use tare_kernel::process::Process;
 
@@ -35,7 +36,8 @@ use crate::observe::identity::{self, KeeperState};
 use crate::receipt::{self, Receipt, Stage};
 use crate::record::damage::Damage;
 use crate::record::lines::{
-    EndedLine, EndingLine, Evidence, HeldLine, Line, Reason, RecordLines, StuckLine,
+    Act, EndedLine, EndingLine, Evidence, HeldLine, Line, Reason, RecordLines, RequestLine,
+    StuckLine, asked_for,
 };
 use crate::record::{self, LockedRecord, Record};
 use crate::spec::BoxId;
@@ -141,16 +143,34 @@ fn look_before_the_kill(
 
 /// Undoes a create that failed, and returns the error for the user.
 ///
-/// The error says why the create failed, and is the history of the box. If the roll-back fails too,
-/// that failure is on record as `stuck`, and is added to the error as a note.
-pub fn roll_back(
-    at: BoxAt<'_>,
-    record: LockedRecord,
-    child: Option<&Process>,
-    why: Error,
-) -> Error {
-    let ended = EndedLine::failed_start(why.in_full());
-    undo(at, record, (child, Some(&ended)), why)
+/// The error says why the create failed, and is the history of the box. If another process has killed
+/// the box, that is the reason. If the roll-back fails too, that failure is on record as `stuck`, and
+/// is added to the error as a note.
+pub fn roll_back(at: BoxAt<'_>, record: LockedRecord, own: Option<Own<'_>>, why: Error) -> Error {
+    let lines = record.lines_now();
+    let Some(ending) = &lines.ending else {
+        let ended = EndedLine::failed_start(why.in_full());
+        return undo(at, record, (own, Some(&ended)), why);
+    };
+    let end = End::killed(ending.why.cause());
+    let asked = asked_for(end, lines.requests.iter());
+    let ended = EndedLine::seen(end, asked.map(|asked| asked.by.clone()), Evidence::default());
+    let why = ended_early(at.id, asked);
+    // The command that killed the box may want its receipt.
+    let held = lines.held.unwrap_or_default();
+    let own = own.map(|own| Own { held: Some(&held), ..own });
+    undo(at, record, (own, Some(&ended)), why)
+}
+
+/// The error for a box that another process ended while it was being made.
+fn ended_early(id: &BoxId, asked: Option<&RequestLine>) -> Error {
+    let how = match asked.map(|asked| (asked.act, &asked.by)) {
+        Some((Act::Stop, by)) => format!("stopped by {by}"),
+        Some((Act::Remove, by)) => format!("removed by {by}"),
+        Some((Act::Kill | Act::Signal(_), by)) => format!("killed by {by}"),
+        None => "ended by another process".to_owned(),
+    };
+    Error::conflict(format!("box {id} was {how} before its command started"))
 }
 
 /// Undoes a create before anything was made, without a history: the id may be that of another box.
@@ -161,11 +181,10 @@ pub fn forget(at: BoxAt<'_>, record: LockedRecord, why: Error) -> Error {
 fn undo(
     at: BoxAt<'_>,
     mut record: LockedRecord,
-    (child, ended): (Option<&Process>, Option<&EndedLine>),
+    (own, ended): (Option<Own<'_>>, Option<&EndedLine>),
     why: Error,
 ) -> Error {
     let (reason, leave) = (Reason::ByCreator, Leave::Nothing);
-    let own = child.map(|child| Own { child, claim: None, held: None });
     let order = Order { reason, leave, within: OWN_WITHIN, own, ended };
     match tear_down(at, &mut record, order) {
         Ok(_) => why,

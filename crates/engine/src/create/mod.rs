@@ -58,7 +58,7 @@ use crate::session::link::too_large;
 use crate::session::stdio::{Owner, Stdin, Stdio, Streams};
 use crate::session::{OwnedBox, Session, TeardownFds, WantedReceipt};
 use crate::spec::{BoxId, DetachOptions, Isolation, Limit, Network, Spec, Terminal, quantity};
-use crate::teardown::{forget, roll_back};
+use crate::teardown::{Own, forget, roll_back};
 use crate::time::from_now;
 
 /// The box to make.
@@ -230,7 +230,8 @@ pub fn prepare(
         Err(CreateFailed { error, child }) => {
             drop(reserve);
             tend(at.id);
-            Err(roll_back(at, record, child.as_ref().map(|child| &child.process), error))
+            let own = |child| Own { child, claim: None, held: None };
+            Err(roll_back(at, record, child.as_ref().map(|child| own(&child.process)), error))
         }
     }
 }

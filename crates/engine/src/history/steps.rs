@@ -535,7 +535,8 @@ fn add_line(steps: &mut Steps, line: &Line, sources: &Sources) {
         Line::Stuck(stuck) => (StepKind::Stuck, format!("could not be ended: {stuck}")),
         Line::Ending(it) => {
             let by = sources.end().and_then(|end| sources.asked_for(end).0);
-            (StepKind::Killed, text::killed_by_tare(it.why, it.pid, by))
+            let is_early = !sources.is_attached() && !sources.detached;
+            (StepKind::Killed, text::killed_by_tare((it.why, is_early), it.pid, by))
         }
         Line::Ended(ended) => return add_end(steps, ended, sources),
         Line::Warm { pool, .. } => (StepKind::Warm, format!("waits in the pool {pool}")),

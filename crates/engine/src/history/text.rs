@@ -142,10 +142,14 @@ pub fn removed(why: Reason, pid: u32, by: Option<&Actor>) -> String {
     format!("removed by tare{}: {why}", pid_of(pid))
 }
 
-pub fn killed_by_tare(why: Reason, pid: u32, by: Option<&Actor>) -> String {
+/// `is_early`: the box was to be detached, and had not been.
+pub fn killed_by_tare((why, is_early): (Reason, bool), pid: u32, by: Option<&Actor>) -> String {
     let pid = pid_of(pid);
     match (why, by) {
         (Reason::Requested, Some(by)) => format!("killed by {by}"),
+        (Reason::Stopped, Some(by)) if is_early => {
+            format!("stopped by {by} before its command started")
+        }
         (Reason::Stopped, Some(by)) => {
             format!("killed by tare{pid}: {}; stopped by {by}", reason(why))
         }

@@ -1,6 +1,6 @@
 //! Stops, kills, removes and waits for boxes, and returns after tare has seen that a box is gone. Of
-//! an attached box this file kills the keeper, and the creator does the teardown. Every other box
-//! ends in `care::settle`.
+//! a box that depends on its creator this file kills the keeper, and the creator does the teardown.
+//! Every other box ends in `care::settle`.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -252,39 +252,41 @@ fn end(
     (leave, reason): (Leave, Reason),
     within: Duration,
 ) -> Result<Option<Receipt>, Error> {
-    let boxes = state_root::boxes(at.root)?;
-    let looked = Record::look(boxes.as_fd(), at.id);
-    // Without a record, the box's creator or another command has removed it.
-    let looked = looked.context(|| format!("cannot open the record of box {}", at.id))?;
-    let Some(record) = looked else {
+    if !kill_dependent(at, reason, within)? {
         return Ok(None);
-    };
-    kill_attached(at, &record, reason, within)?;
+    }
     Ok(settle_with_receipt(at, Effort { goal: Goal::End { leave, reason }, within })?.1)
 }
 
-/// Kills the keeper of an attached box. Its creator holds the lock of the record until the box is
-/// gone, and does the rest. A record that does not say whether the box is attached may be that of an
-/// attached box.
-fn kill_attached(
-    at: BoxAt<'_>,
-    record: &Record,
-    reason: Reason,
-    within: Duration,
-) -> Result<(), Error> {
-    if record.lines.detached().is_some() {
-        return Ok(());
-    }
-    match identity::find(at, record).into_alive() {
-        Some(keeper) => {
+/// Kills the keeper of a box that depends on its creator: an attached box, or one that is not detached
+/// yet. The creator holds the lock of the record until the box is gone, and does the rest. A record
+/// that does not say whether the box is attached may be that of an attached box. Returns `false` if
+/// there is no record: the creator or another command has removed it.
+fn kill_dependent(at: BoxAt<'_>, reason: Reason, within: Duration) -> Result<bool, Error> {
+    let boxes = state_root::boxes(at.root)?;
+    let until = Instant::now() + within;
+    loop {
+        let looked = Record::look(boxes.as_fd(), at.id);
+        let looked = looked.context(|| format!("cannot open the record of box {}", at.id))?;
+        let Some(record) = looked else { return Ok(false) };
+        if record.has_detached() {
+            return Ok(true);
+        }
+        if let Some(keeper) = identity::find(at, &record).into_alive() {
             // The creator reads this. A full disk does not prevent the kill.
-            let held = receipt::look(at, record, Some(keeper.pid()), None);
+            let held = receipt::look(at, &record, Some(keeper.pid()), None);
             record.note_kill(reason, held).ok();
             // If this fails, `await_death` reports that the keeper lives.
             keeper.kill().ok();
-            await_death(&keeper, at.id, within)
+            return await_death(&keeper, at.id, within).map(|()| true);
         }
-        None => Ok(()),
+        // The creator may be about to start a keeper, and would hold the lock until its box has booted.
+        let is_being_made = record.lines.keeper.is_none() && record.is_busy();
+        if !is_being_made || Instant::now() >= until {
+            return Ok(true);
+        }
+        #[expect(clippy::disallowed_methods, reason = "bounded by `until`")]
+        std::thread::sleep(LOOK_AGAIN);
     }
 }
 

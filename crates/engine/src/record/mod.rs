@@ -129,10 +129,15 @@ impl Record {
     }
 
     /// Returns whether the record stays after the box's end: that of a box that was detached,
-    /// without `--rm`. A journal that cannot be read is no reason to lose the rest.
+    /// without `--rm`.
     pub fn is_kept(&self) -> bool {
-        self.lines.detached().is_some_and(|options| !options.remove)
-            && self.journal().map_or(true, |journal| journal.detached)
+        self.lines.detached().is_some_and(|options| !options.remove) && self.has_detached()
+    }
+
+    /// Returns whether the box no longer depends on its creator. A journal that cannot be read is no
+    /// reason to lose the rest of a record.
+    pub fn has_detached(&self) -> bool {
+        self.lines.detached().is_some() && self.journal().map_or(true, |journal| journal.detached)
     }
 
     /// Records why tare kills an attached box, whose creator holds the lock, and what the box holds.

@@ -281,9 +281,10 @@ impl Session {
     /// Ends a box that could not be made completely, and returns the error for the user.
     pub(crate) fn abandon(self, why: Error) -> Error {
         let Some(owned) = self.owned else { return why };
-        let OwnedBox { root, record, keeper, reserve, .. } = *owned;
+        let OwnedBox { root, record, keeper, claim, reserve, .. } = *owned;
         drop(reserve);
-        roll_back(root.at(&self.id), record, Some(&keeper.process), why)
+        let own = Own { child: &keeper.process, claim: Some(&claim), held: None };
+        roll_back(root.at(&self.id), record, Some(own), why)
     }
 
     pub fn id(&self) -> &BoxId {

@@ -1,0 +1,85 @@
+//! Boxes whose machine boots: each command ends them at once, or waits for them. The monitor of these
+//! tests never answers, or answers when the test wants it.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use tare_harness::{Running, Server, eventually};
+
+use crate::hostile_machines::{Liars, liars};
+use crate::serve::configured;
+
+/// A boot takes as long as this at most. A command that does not wait for it takes far less.
+const AT_ONCE: Duration = Duration::from_secs(5);
+
+impl Liars {
+    /// `tare run -d`, while its machine boots.
+    fn booting(&self, lie: &str, args: &[&str]) -> Running {
+        let running = self.run(lie, &[&["-d", "--name", "slow"], args].concat());
+        self.see_boot();
+        running
+    }
+
+    fn see_boot(&self) {
+        let boots = || self.tare.list().iter().any(|listed| listed["booting"] == true);
+        eventually("a machine boots", boots);
+    }
+
+    #[track_caller]
+    fn has_nothing(&self) {
+        self.tare.call(["ls", "-aq"]).ok().printed("");
+        self.tare.call(["audit"]).ok();
+    }
+}
+
+#[test]
+fn a_detached_box_whose_machine_boots_ends_at_once_when_a_command_ends_it() {
+    let liars = liars!("55s");
+    for (args, word, cause) in [
+        (&["rm", "-f", "slow"][..], "removed by 'tare rm -f'", "killed"),
+        (&["stop", "slow"], "stopped by 'tare stop'", "stopped"),
+        (&["kill", "slow"], "killed by 'tare kill'", "killed"),
+    ] {
+        let creator = liars.booting("forever()", &["--", "true"]);
+        let began = Instant::now();
+        liars.tare.call(args).ok();
+        assert!(began.elapsed() < AT_ONCE, "{args:?}: {:?}", began.elapsed());
+        let output = creator.wait().exited(125).said(&[word, "before its command started"]);
+        assert_eq!(output.stderr_text().lines().count(), 1, "{output}");
+        liars.has_nothing();
+        let history = liars.tare.json(["explain", "--json", "slow"]);
+        assert_eq!(history["cause"], cause, "{history}");
+        let receipt = liars.tare.json(["receipt", "--json", "slow"]);
+        assert_eq!(receipt["complete"], true, "{receipt}");
+    }
+    liars.tare.reap_orphans();
+}
+
+#[test]
+fn a_detached_box_whose_machine_boots_is_removed_at_once_over_http() {
+    let liars = liars!("55s");
+    let (_directory, config) = configured("log = 'json'\n[vm]\naccel = 'tcg'\n");
+    let serve = ["serve", "--listen", "127.0.0.1:0", "--config", &config];
+    let server = Server::start_command(&liars.tare, liars.command("forever()", &serve));
+    let remove = || {
+        let began = Instant::now();
+        server.delete("/v1/boxes/slow?force=true").was(204);
+        assert!(began.elapsed() < AT_ONCE, "{:?}", began.elapsed());
+    };
+    let why = "was removed by DELETE /v1/boxes/slow";
+    let creator = liars.booting("forever()", &["--", "true"]);
+    remove();
+    creator.wait().exited(125).said(&[why]);
+    liars.has_nothing();
+    let body = json!({ "driver": "vm", "name": "slow" });
+    let answer = std::thread::scope(|scope| {
+        let creator = scope.spawn(|| server.post("/v1/boxes", &body));
+        liars.see_boot();
+        remove();
+        creator.join().expect("an answer")
+    });
+    assert!(answer.was(409).text().contains(why));
+    liars.has_nothing();
+    server.stop().ok();
+    liars.tare.reap_orphans();
+}
