@@ -94,7 +94,9 @@ impl Monitor for Qemu {
             Accelerator::Kvm => add(&["-accel", "kvm", "-cpu", "host"]),
             Accelerator::Tcg => {
                 let translated = TRANSLATED_BYTES >> 20;
-                add(&["-accel", &format!("tcg,thread=multi,tb-size={translated}")]);
+                // With a thread for each processor, QEMU 7.2 can go on for ever with a breakpoint that
+                // the kernel has already replaced in its own code, and the machine hangs.
+                add(&["-accel", &format!("tcg,thread=single,tb-size={translated}")]);
                 // QEMU 7.2 emulates cmpxchg16b wrongly. Boxes get it from version 10 on.
                 let is_old = self.version.split('.').next().is_none_or(|it| it.len() < 2);
                 add(&["-cpu", if is_old { "qemu64,-cx16" } else { "qemu64" }]);
