@@ -8,7 +8,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tare_harness::scene::Scene;
@@ -113,9 +113,8 @@ cat /r/seen /f; echo written > /w/new; sync
 (echo x > /r/no) 2>/dev/null || echo read-only
 (echo x > /usr/no) 2>/dev/null || echo read-only
 ls /sys/class/net 2>/dev/null; cat /proc/net/dev | grep -c :
-echo $(( $(date +%s) - NOW < 60 ))
-awk '/MemTotal/ { print ($2 < 300000) }' /proc/meminfo
-cat; echo aside >&2; exit 7
+awk '/MemTotal/ { print $1 ($2 < 300000) }' /proc/meminfo
+read -r line; date "+clock %s.%N"; cat; echo aside >&2; exit 7
 "#;
 
 #[test]
@@ -129,15 +128,12 @@ fn a_command_has_a_kernel_of_its_own_and_everything_else_as_in_a_native_box() {
     directory.write("file", "file\n");
     let volume = |name: &str, place: &str| format!("{}:{place}", directory.join(name).display());
     let (w, r, f) = (volume("w", "/w"), volume("r", "/r:ro"), volume("file", "/f:ro"));
-    let now = format!("NOW={}", tare_harness::unix_now());
     let mut running = machines.run(&[
         "-i",
         "--memory",
         "384m",
         "-e",
         "VARIABLE=value",
-        "-e",
-        &now,
         "-w",
         "/tmp",
         "--name",
@@ -153,17 +149,30 @@ fn a_command_has_a_kernel_of_its_own_and_everything_else_as_in_a_native_box() {
         "-c",
         LOOK,
     ]);
+    // Its clock is within a second of the host's while the test waits for the answer.
+    let seconds =
+        || SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs_f64();
+    running.see("MemTotal");
+    let asked = seconds();
+    running.write(b"now\n");
+    running.see("clock ");
+    let answered = seconds();
     running.write(b"typed\n");
     let output = running.wait().exited(7);
+    let stdout = output.stdout_text();
+    let (before, rest) = stdout.split_once("clock ").expect("it was seen");
+    let (clock, after) = rest.split_once('\n').expect("it typed more");
+    let clock: f64 = clock.parse().expect("a number");
+    assert!((asked - 1.0..answered + 1.0).contains(&clock), "{asked} {clock} {answered}");
     let listed = machines.call(&["vm", "kernel", "ls", "--json"]).stdout_text();
     let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
     let release = listed[0]["release"].as_str().unwrap();
     let expected = format!(
         "{release}\nown\n1000\n/tmp\nvalue\n\
          CapEff: 0000000000000000 NoNewPrivs: 1 Seccomp: 2 \n\
-         3\nseen\nfile\nread-only\nread-only\n1\n1\n1\ntyped\n"
+         3\nseen\nfile\nread-only\nread-only\n1\nMemTotal:1\n"
     );
-    assert_eq!(output.stdout_text(), expected, "{output}");
+    assert_eq!((before, after), (&*expected, "typed\n"), "{output}");
     assert_eq!(output.stderr_text(), "aside\n");
     assert_eq!(fs::read_to_string(directory.join("w/new")).unwrap(), "written\n");
 }

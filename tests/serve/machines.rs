@@ -156,8 +156,10 @@ fn ends(server: &Server) {
     assert_eq!(waited["ended"], false);
     let stopped = server.post("/v1/boxes/web/stop", &json!({ "grace_ms": 0 })).was(200).json();
     assert_eq!((&stopped["state"], &stopped["cause"]), (&json!("exited"), &json!("stopped")));
-    let explained = server.get("/v1/boxes/web/explain").was(200).text();
-    assert!(explained.contains("stop"), "{explained}");
+    let explained = server.get("/v1/boxes/web/explain").was(200).json();
+    let sentence = explained["sentence"].as_str().expect("a sentence");
+    assert!(sentence.starts_with("Stopped by POST /v1/boxes/web/stop "), "{explained}");
+    assert!(sentence.ends_with(", and killed after its grace."), "{explained}");
     let receipt = server.delete("/v1/boxes/web?receipt=true").was(200).json();
     let item = |kind: &str| {
         let held = receipt["held"].as_array().expect("items").iter();

@@ -4,7 +4,7 @@
 
 use crate::failure::Failure;
 use clap::{Args, ValueEnum};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 #[derive(Debug, Args)]
 pub struct FuzzOptions {
@@ -23,12 +23,25 @@ enum FuzzSubject {
 
 pub fn perform(options: &FuzzOptions) -> Result<(), Failure> {
     let (package, test) = match options.subject {
-        FuzzSubject::Relay => ("tare-control", "port::tests::hostile_peers"),
+        FuzzSubject::Relay => {
+            ("tare-control", "port::tests::hostile_peers_get_an_error_and_no_memory")
+        }
     };
-    let status = Command::new("cargo")
-        .args(["test", "--release", "--package", package, "--lib", test, "--", "--nocapture"])
+    let cargo = || {
+        let mut cargo = Command::new("cargo");
+        cargo.args(["test", "--release", "--package", package, "--lib", "--", "--exact", test]);
+        cargo
+    };
+    let failed = |error| Failure::new(format!("cannot run cargo: {error}"));
+    // A test that has another name now would not run, and cargo would succeed.
+    let listed = cargo().arg("--list").stderr(Stdio::inherit()).output().map_err(failed)?;
+    if !String::from_utf8_lossy(&listed.stdout).contains(&format!("{test}: test")) {
+        return Err(Failure::new(format!("{package} has no test {test}")));
+    }
+    let status = cargo()
+        .arg("--nocapture")
         .env("TARE_FUZZ_SECONDS", (60 * options.minutes).to_string())
         .status()
-        .map_err(|error| Failure::new(format!("cannot run cargo: {error}")))?;
+        .map_err(failed)?;
     if status.success() { Ok(()) } else { Err(Failure::new(format!("{test} failed"))) }
 }
