@@ -18,6 +18,7 @@ mod idempotency;
 mod killed;
 mod life;
 mod machines;
+mod members;
 mod operating;
 mod pool;
 mod pressure;

@@ -117,6 +117,11 @@ impl Prepared {
         self.session.keeper()
     }
 
+    /// Returns whether the keeper was seen dead. Needs no descriptor and does not wait.
+    pub fn is_keeper_dead(&self) -> bool {
+        self.session.is_keeper_dead()
+    }
+
     /// Returns the session that owns the box, so that the caller can end it unclaimed.
     pub fn into_session(self) -> Session {
         self.session

@@ -475,6 +475,13 @@ impl Session {
         }
     }
 
+    /// Returns whether the keeper of this session's box was seen dead. Needs no descriptor and does not
+    /// wait.
+    pub fn is_keeper_dead(&self) -> bool {
+        let keeper = self.owned.as_ref().map(|owned| &owned.keeper.process);
+        keeper.is_some_and(|keeper| matches!(keeper.wait_dead(Duration::ZERO), Ok(true)))
+    }
+
     /// Returns how the process has ended, without a check of the box's memory limit.
     pub fn seen_end(&self) -> End {
         self.end.unwrap_or(End::killed(Cause::StartFailed))

@@ -15,6 +15,7 @@ pub mod quota;
 pub mod share;
 pub mod streams;
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use tare_engine::spec::{Driver, Spec, Tenant};
@@ -200,6 +201,8 @@ pub struct Admitted {
     quota: Option<QuotaHold>,
     /// `None` for a native box.
     machine: Option<MachineHold>,
+    /// The place that its box has in a pool while it is being ended.
+    in_pool: Option<Arc<()>>,
 }
 
 /// What counts for one box.
@@ -271,6 +274,11 @@ impl Admitted {
         self.count(CountedLimits { promise, memory_bytes: need.memory_bytes });
     }
 
+    /// Holds a place in a pool too.
+    pub fn keep_place(&mut self, in_pool: Option<Arc<()>>) {
+        self.in_pool = in_pool;
+    }
+
     /// Lets the next run begin, because the box of this one is stuck and outlives it.
     pub fn without_run(mut self) -> Self {
         self.run = None;
@@ -300,7 +308,9 @@ impl Admission {
         let asked_at = Instant::now();
         let quota = self.quotas.hold(config, caller, need)?;
         match self.admit_to_host(config, need).await {
-            Ok((run, place, machine)) => Ok(Admitted { asked_at, run, place, quota, machine }),
+            Ok((run, place, machine)) => {
+                Ok(Admitted { asked_at, run, place, quota, machine, in_pool: None })
+            }
             Err(error) => {
                 if let Some(quota) = quota {
                     quota.refund();
@@ -331,7 +341,8 @@ impl Admission {
     /// Admits a box that waits in a pool: it counts with what it uses, and is promised nothing.
     pub async fn admit_waiting(&self) -> Result<Admitted, ServiceError> {
         let place = self.pressure.place(Work::Box, Promise::default()).await?;
-        Ok(Admitted { asked_at: Instant::now(), run: None, place, quota: None, machine: None })
+        let asked_at = Instant::now();
+        Ok(Admitted { asked_at, run: None, place, quota: None, machine: None, in_pool: None })
     }
 
     /// The guard of a box that exists already.
@@ -345,7 +356,7 @@ impl Admission {
         let quota = key.map(|key| self.quotas.of_existing(key, need.memory_bytes));
         let place = self.pressure.place_of_existing(id, Promise::new(&config.admission, need));
         let machine = (need.driver == Driver::Vm).then(|| self.machines.hold_existing());
-        Admitted { asked_at: Instant::now(), run: None, place, quota, machine }
+        Admitted { asked_at: Instant::now(), run: None, place, quota, machine, in_pool: None }
     }
 
     /// Returns when no run is active.

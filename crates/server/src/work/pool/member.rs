@@ -1,15 +1,14 @@
 //! One box of a pool. Every function here blocks its thread.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tare_engine::spec::Spec;
-use tare_engine::{BoxId, Context as _, Error, ExecSpec, Keeper, Prepared, Session};
+use tare_engine::{BoxId, Error, ExecSpec, Keeper, Prepared, Session};
 use tokio::task::AbortHandle;
 
 use crate::admission::Admitted;
-use crate::work::pool::shape::{Interpreter, Life, Shape};
-use crate::work::pool::start::{Maker, StartAs, give_up, start};
+use crate::work::pool::shape::{Interpreter, Life, PoolName, Shape};
+use crate::work::pool::start::{Maker, NotStarted, StartAs, give_up, start};
 use crate::work::pool::template::Template;
 use crate::work::request::run::Warm;
 
@@ -17,6 +16,7 @@ use crate::work::request::run::Warm;
 #[derive(Debug)]
 pub struct Member {
     pub waiting: Waiting,
+    pub pool: PoolName,
     /// Held while the box waits: it counts as a box, without a promise.
     pub admitted: Admitted,
     pub _watch: DeathWatch,
@@ -62,7 +62,7 @@ impl Waiting {
         maker: &Maker,
         shape: &Shape,
         template: Option<Arc<Template>>,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, NotStarted> {
         let prepared = match &template {
             Some(template) => template.make_box(&maker.engine, shape)?,
             None => match shape.life {
@@ -110,28 +110,23 @@ impl Waiting {
         }
     }
 
-    /// Returns whether the box and its interpreter live. Does not wait.
-    pub fn is_alive(&mut self) -> bool {
-        let keeper = self.keeper().and_then(|keeper| {
-            keeper.wait_dead(Duration::ZERO).context(|| "cannot see the keeper".into())
-        });
-        let has_process = match self {
-            Self::Box(_) => true,
-            Self::Interpreter(it) => it.process.next_event().is_none(),
-        };
-        matches!(keeper, Ok(false)) && has_process
+    /// Returns whether the box or its interpreter was seen dead. Does not wait.
+    pub fn is_dead(&mut self) -> bool {
+        match self {
+            Self::Box(prepared) => prepared.is_keeper_dead(),
+            Self::Interpreter(it) => {
+                it.session.is_keeper_dead() || it.process.next_event().is_some()
+            }
+        }
     }
 
     /// Takes the box out of the pool. The record says so before anything runs for the request.
-    pub fn claim(self, spec: &Spec) -> Result<Claimed, Error> {
+    pub fn claim(self, spec: &Spec) -> Result<Claimed, NotStarted> {
         match self {
-            Self::Box(prepared) => prepared.claim(spec).map(Claimed::Box),
+            Self::Box(prepared) => Ok(prepared.claim(spec).map(Claimed::Box)?),
             Self::Interpreter(mut it) => match it.session.claim(spec) {
                 Ok(()) => Ok(Claimed::Interpreter(it)),
-                Err(error) => {
-                    it.session.end().ok();
-                    Err(error)
-                }
+                Err(error) => Err(give_up(it.session, error)),
             },
         }
     }

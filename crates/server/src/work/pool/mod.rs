@@ -13,6 +13,7 @@
 //!
 //! A box that is ending or stuck counts until it is gone. Waiting boxes end with the server.
 
+mod ending;
 mod member;
 mod order;
 mod origins;
@@ -21,28 +22,29 @@ mod shelves;
 mod start;
 mod template;
 
-use std::collections::VecDeque;
 use std::io::PipeWriter;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use tare_engine::spec::{Spec, Tenant};
-use tare_engine::{DetachOptions, Engine, Error, Gauge, Level, Prepared, Session, Started, reason};
-use tokio::sync::Notify;
+use tare_engine::{DetachOptions, Engine, Error, Gauge, Level, Prepared, Started, reason};
+use tokio::sync::{Notify, oneshot};
 
 use crate::admission::Admitted;
 use crate::error::ServiceError;
 use crate::fd;
+use crate::telemetry::LogEvent;
 use crate::telemetry::pool_metrics::PoolMetrics;
-use crate::telemetry::{LogEvent, OfBox};
 use crate::work::Service;
+use crate::work::pool::ending::{Ending, Why};
 pub use crate::work::pool::member::Claimed;
 use crate::work::pool::member::{DeathWatch, Member, Waiting};
 pub use crate::work::pool::order::{Order, are_inline};
+use crate::work::pool::origins::Origins;
 use crate::work::pool::shape::PoolName;
 pub use crate::work::pool::shape::Shape;
-use crate::work::pool::shelves::{Shelves, Source};
+use crate::work::pool::shelves::{BackOff, Shelves, Source};
 use crate::work::pool::start::Maker;
 pub use crate::work::pool::template::Template;
 use crate::work::pool::template::TemplateBox;
@@ -53,8 +55,10 @@ use crate::workers::{Workers, locked, processors};
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How often the server looks whether packages have changed.
 const LOOK_AT_ORIGINS_EVERY: Duration = Duration::from_secs(2);
-/// How long a request waits for a clone before it makes its own box.
+/// How long a request waits for a template that makes a clone, before it makes its own box.
 const CLONED_WITHIN: Duration = Duration::from_secs(2);
+/// How long a file system with packages may take to answer, before no template is made from them.
+const LOOKED_WITHIN: Duration = Duration::from_secs(10);
 /// How long a server that stops waits for boxes that are being made ahead.
 const CLOSED_WITHIN: Duration = Duration::from_secs(5);
 /// How long the server makes no box ahead after it has ended waiting boxes under pressure.
@@ -74,6 +78,8 @@ pub struct Pools {
 #[derive(Debug)]
 struct Makers {
     threads: Workers,
+    /// Looks at packages. Their file system may not answer.
+    looker: Workers,
     maker: Maker,
     /// `None` after the server began to stop.
     open: Mutex<Option<PipeWriter>>,
@@ -113,7 +119,7 @@ impl Service {
         let (number, member) = self.take_member(shape, &spec.tenant);
         let claimed = match (member, number) {
             (Some(member), _) => self.claim_member(member, spec.clone()).await,
-            (None, Some(number)) => self.claim_clone(number, spec.clone()).await,
+            (None, Some(number)) => self.claim_clone((number, pool), spec.clone()).await,
             (None, None) => None,
         };
         self.count_claim(pool, number, claimed.as_ref().map(|(_, kind)| *kind));
@@ -159,27 +165,27 @@ impl Service {
         claiming.await.map_err(ServiceError::internal)?
     }
 
-    /// Takes a waiting box of this shape. If the shape is new, it gets a shelf. Returns the number of the
-    /// shelf.
+    /// Takes a waiting box of this shape that lives. If the shape is new, it gets a shelf. Returns the
+    /// number of the shelf.
     fn take_member(&self, shape: Shape, tenant: &Tenant) -> (Option<u64>, Option<Member>) {
-        let (number, member, is_last, replaced) = {
+        let mut useless = Vec::new();
+        let (number, member, is_last) = {
             let mut shelves = locked(&self.pools.shelves);
-            let is_known = shelves.find(&shape).is_some();
-            let replaced =
-                if is_known { VecDeque::new() } else { shelves.add(shape.clone(), tenant) };
+            if shelves.find(&shape).is_none() {
+                let replaced = shelves.add(shape.clone(), tenant).into_iter();
+                useless.extend(replaced.map(|it| Ending::of_member(it, Why::Unwanted)));
+            }
             match shelves.find(&shape) {
                 Some(shelf) => {
                     shelf.used = Instant::now();
-                    let member = shelf.waiting.pop_front();
-                    (Some(shelf.number), member, shelf.waiting.is_empty(), replaced)
+                    let (member, dead) = shelf.take();
+                    useless.extend(dead.into_iter().map(|it| Ending::of_member(it, Why::Died)));
+                    (Some(shelf.number), member, shelf.waiting.is_empty())
                 }
-                None => (None, None, true, replaced),
+                None => (None, None, true),
             }
         };
-        if !replaced.is_empty() {
-            let service = self.clone();
-            tokio::spawn(async move { service.end_members(replaced.into(), Why::Unwanted).await });
-        }
+        self.end_apart(useless);
         if is_last {
             self.refill_pools();
         }
@@ -192,51 +198,59 @@ impl Service {
         let Some(kind) = kind else { return self.metrics.pools.miss(pool.as_str()) };
         let mut shelves = locked(&self.pools.shelves);
         if let Some(shelf) = number.and_then(|number| shelves.by_number(number)) {
-            (shelf.failures, shelf.retry_at) = (0, None);
+            (shelf.back_off, shelf.is_failure_noted) = (BackOff::default(), false);
         }
         drop(shelves);
         self.metrics.pools.claim(pool.as_str(), kind.as_str());
     }
 
-    async fn claim_member(&self, mut member: Member, spec: Spec) -> Option<(Claimed, Warm)> {
-        let claim = move || {
-            if !member.waiting.is_alive() {
-                return Err(Box::new(member));
-            }
-            let Member { waiting, admitted, .. } = member;
-            let kind = waiting.kind();
-            // A claim that fails has ended the box.
-            let claimed = waiting.claim(&spec);
-            drop(admitted);
-            Ok(claimed.map(|claimed| (claimed, kind)))
-        };
-        match self.creators.call(claim).await {
-            Ok(claimed) => claimed.ok(),
-            Err(dead) => {
-                let service = self.clone();
-                tokio::spawn(async move { service.end_members(vec![*dead], Why::Died).await });
-                None
-            }
-        }
+    async fn claim_member(&self, member: Member, spec: Spec) -> Option<(Claimed, Warm)> {
+        let Member { waiting, admitted, pool, .. } = member;
+        let kind = waiting.kind();
+        let claimed = self.claim_waiting(waiting, pool, spec).await;
+        // The request counts for the box from now on.
+        drop(admitted);
+        claimed.map(|claimed| (claimed, kind))
+    }
+
+    async fn claim_waiting(&self, waiting: Waiting, pool: PoolName, spec: Spec) -> Option<Claimed> {
+        let claimed = self.creators.call(move || waiting.claim(&spec)).await;
+        claimed.map_err(|failed| self.why_not_started(pool, failed)).ok()
     }
 
     /// Makes a clone for a request that found none. A clone takes less time than a new interpreter.
-    async fn claim_clone(&self, number: u64, spec: Spec) -> Option<(Claimed, Warm)> {
+    async fn claim_clone(
+        &self,
+        (number, pool): (u64, PoolName),
+        spec: Spec,
+    ) -> Option<(Claimed, Warm)> {
         let maker = self.makers().ok()?.maker.clone();
         let config = self.config();
         let chosen = locked(&self.pools.shelves).begin_clone(number, &config.pool.python);
         let (template, shape) = chosen?;
         let (service, from) = (self.clone(), Arc::clone(&template));
+        let (begins, begun) = oneshot::channel();
+        let make = move || {
+            if !from.is_prompt() {
+                return Err(Error::failed("the template is slow").into());
+            }
+            // This fails if the request no longer waits.
+            begins.send(()).ok();
+            Waiting::make(&maker, &shape, Some(from))
+        };
         let mut making = tokio::spawn(async move {
             let _slot = service.creators.slot().await;
-            service.creators.call(move || Waiting::make(&maker, &shape, Some(from))).await
+            let made = service.creators.call(make).await;
+            made.map_err(|failed| service.why_not_started(pool, failed))
         });
+        // Before, the request waits for its turn, as it would for a box of its own.
+        begun.await.ok();
         match tokio::time::timeout(CLONED_WITHIN, &mut making).await {
             Ok(made) => {
                 self.count_cloned();
                 let waiting = made.ok()?.ok()?;
                 let kind = waiting.kind();
-                let claimed = self.creators.call(move || waiting.claim(&spec)).await.ok()?;
+                let claimed = self.claim_waiting(waiting, pool, spec).await?;
                 self.metrics.pools.made_on_demand();
                 Some((claimed, kind))
             }
@@ -245,7 +259,7 @@ impl Service {
                 let service = self.clone();
                 tokio::spawn(async move {
                     if let Ok(Ok(late)) = making.await {
-                        service.end_session(late.into_session()).await.1.ok();
+                        service.end_uncounted(late.into_session(), pool);
                     }
                     service.count_cloned();
                 });
@@ -278,8 +292,7 @@ impl Service {
         };
         self.count_pools();
         let were_any = !members.is_empty() || !templates.is_empty();
-        self.end_members(members, Why::Unwanted).await;
-        self.end_templates(templates).await;
+        self.end_pooled(unwanted(members, templates)).await;
         were_any
     }
 
@@ -303,13 +316,17 @@ impl Service {
 
     /// Keeps the pools filled until the server begins to stop. `close_pools` empties them.
     pub async fn keep_pools(self) {
+        let mut looked_at = tokio::time::Instant::now();
         loop {
-            let is_empty = locked(&self.pools.shelves).all.is_empty();
+            let is_empty = {
+                let shelves = locked(&self.pools.shelves);
+                shelves.all.is_empty() && shelves.templates.is_empty()
+            };
             let look = async {
                 if is_empty {
                     std::future::pending().await
                 } else {
-                    tokio::time::sleep(LOOK_EVERY).await;
+                    tokio::time::sleep_until(looked_at + LOOK_EVERY).await;
                 }
             };
             tokio::select! {
@@ -317,7 +334,11 @@ impl Service {
                 () = look => {}
                 () = self.shutdown.draining() => return,
             }
-            self.tend_pools().await;
+            let is_due = looked_at.elapsed() >= LOOK_EVERY;
+            if is_due {
+                looked_at = tokio::time::Instant::now();
+            }
+            self.tend_pools(is_due).await;
         }
     }
 
@@ -329,22 +350,18 @@ impl Service {
             locked(&makers.open).take();
         }
         loop {
-            let (members, templates, making) = {
+            let (boxes, pending) = {
                 let mut shelves = locked(&self.pools.shelves);
                 shelves.all.iter_mut().for_each(|shelf| shelf.source = Source::Started);
                 let making: usize = shelves.all.iter().map(|shelf| shelf.making).sum();
-                let making = making + shelves.cloning;
-                (
-                    shelves.take_least_wanted(usize::MAX),
-                    std::mem::take(&mut shelves.templates),
-                    making,
-                )
+                let pending = making + shelves.cloning + shelves.ending;
+                let members = shelves.take_least_wanted(usize::MAX);
+                // No run is left. A template that does not answer delays the threads that wait for it.
+                (unwanted(members, std::mem::take(&mut shelves.templates)), pending)
             };
-            self.end_members(members, Why::Unwanted).await;
-            // No run is left. A template that does not answer delays the threads that wait for it.
-            self.end_templates(templates).await;
+            self.end_pooled(boxes).await;
             let changed = tokio::time::timeout_at(until, self.pools.changed.notified());
-            if making == 0 || changed.await.is_err() {
+            if pending == 0 || changed.await.is_err() {
                 return;
             }
         }
@@ -357,8 +374,8 @@ impl Service {
         self.pools.changed.notify_one();
     }
 
-    /// Looks whether packages of templates have changed, on a thread of the pools, because a file
-    /// system may not answer.
+    /// Looks whether packages of templates have changed, on a thread of its own, because a file system
+    /// may not answer.
     fn look_at_origins(&self) {
         let templates = locked(&self.pools.shelves).take_due(LOOK_AT_ORIGINS_EVERY);
         if templates.is_empty() {
@@ -368,25 +385,32 @@ impl Service {
         tokio::spawn(async move {
             if let Ok(makers) = service.makers() {
                 let look = move || templates.iter().for_each(|it| it.look_at_origins());
-                makers.threads.call(look).await;
+                makers.looker.call(look).await;
             }
             let mut shelves = locked(&service.pools.shelves);
             (shelves.looked_at, shelves.is_looking) = (Some(Instant::now()), false);
         });
     }
 
-    async fn tend_pools(&self) {
+    /// Replaces what is dead, old or unwanted, and fills the pools. Looks for deaths if that is due or
+    /// one was reported.
+    async fn tend_pools(&self, is_due: bool) {
         let config = self.config();
         self.look_at_origins();
-        let (dead, idle) = locked(&self.pools.shelves).take_useless(&config.pool);
-        self.end_members(dead, Why::Died).await;
-        self.end_members(idle, Why::Unwanted).await;
-        for id in locked(&self.pools.shelves).renew(&config.pool) {
-            self.journal.record(&LogEvent::PoolMemberLost { box_id: id.as_str() });
-            self.metrics.pools.template_died();
-        }
-        let unused = locked(&self.pools.shelves).take_unused_templates();
-        self.end_templates(unused).await;
+        let (dead, idle, templates) = {
+            let mut shelves = locked(&self.pools.shelves);
+            let looks = std::mem::take(&mut shelves.has_death) || is_due;
+            let dead = if looks { shelves.take_dead() } else { Vec::new() };
+            for id in shelves.take_deaths_of_templates() {
+                self.journal.record(&LogEvent::PoolMemberLost { box_id: id.as_str() });
+                self.metrics.pools.template_died();
+            }
+            let idle = shelves.take_idle(&config.pool);
+            shelves.renew(&config.pool);
+            (dead, idle, shelves.take_unused_templates())
+        };
+        let dead = dead.into_iter().map(|it| Ending::of_member(it, Why::Died));
+        self.end_apart(dead.chain(unwanted(idle, templates)).collect());
         if self.is_under_pressure() {
             self.give_back(usize::MAX).await;
             return;
@@ -424,12 +448,12 @@ impl Service {
         let outcome = match made {
             Ok(None) => Ok(()),
             Ok(Some(unwanted)) => {
-                self.end_members(vec![unwanted], Why::Unwanted).await;
+                self.end_pooled(vec![Ending::of_member(unwanted, Why::Unwanted)]).await;
                 self.count_not_made(number);
                 Ok(())
             }
             Err(error) => {
-                if self.count_failure(number) == 1 {
+                if self.count_failure(number) {
                     self.note_failure(pool, &whole(&error));
                 }
                 Err(error)
@@ -446,22 +470,24 @@ impl Service {
         shape: Shape,
         mut admitted: Admitted,
     ) -> Result<Member, Error> {
+        let pool = shape.pool;
         let waiting = self.make_waiting(number, shape).await?;
         admitted.box_is_made(waiting.id());
         let keeper = match waiting.keeper() {
             Ok(keeper) => keeper,
             Err(error) => {
-                // No descriptor is left to watch the box. If it cannot be ended, it is `stuck`.
-                self.end_session(waiting.into_session()).await.1.ok();
+                // No descriptor is left to watch the box.
+                self.end_uncounted(waiting.into_session(), pool);
                 return Err(error);
             }
         };
         let service = self.clone();
         let watch = tokio::spawn(async move {
             fd::readable(keeper.as_fd()).await.ok();
+            locked(&service.pools.shelves).has_death = true;
             service.pools.changed.notify_one();
         });
-        Ok(Member { waiting, admitted, _watch: DeathWatch(watch.abort_handle()) })
+        Ok(Member { waiting, pool, admitted, _watch: DeathWatch(watch.abort_handle()) })
     }
 
     /// Makes a box from the shelf's template. If the first box of a template fails, this host or
@@ -469,9 +495,10 @@ impl Service {
     /// starts interpreters one by one. Otherwise this is an error.
     async fn make_waiting(&self, number: u64, shape: Shape) -> Result<Waiting, Error> {
         let Makers { threads, maker, .. } = self.makers()?;
-        let make = |template: Option<Arc<Template>>| {
-            let (maker, shape) = (maker.clone(), shape.clone());
-            threads.call(move || Waiting::make(&maker, &shape, template))
+        let make = async |template: Option<Arc<Template>>| {
+            let (maker, made_as) = (maker.clone(), shape.clone());
+            let made = threads.call(move || Waiting::make(&maker, &made_as, template)).await;
+            made.map_err(|failed| self.why_not_started(shape.pool, failed))
         };
         let config = self.config();
         let source = locked(&self.pools.shelves).source(number, &config.pool.python);
@@ -519,9 +546,16 @@ impl Service {
         shape: &Shape,
         admitted: Admitted,
     ) -> Result<Arc<Template>, Error> {
-        let Makers { threads, maker, .. } = self.makers()?;
-        let (maker, shape) = (maker.clone(), shape.clone());
-        let made = threads.call(move || TemplateBox::make(&maker, &shape, admitted)).await?;
+        let Makers { threads, looker, maker, .. } = self.makers()?;
+        let (maker, of) = (maker.clone(), shape.of_template());
+        let (spec, modules) = (of.spec.clone(), of.preload().to_vec());
+        let look = looker.call(move || Origins::look(&spec, &modules));
+        let origins = tokio::time::timeout(LOOKED_WITHIN, look).await.map_err(|_elapsed| {
+            Error::failed("cannot look at the packages of a template")
+                .caused_by("their file system does not answer")
+        })?;
+        let made = threads.call(move || TemplateBox::make(&maker, of, origins, admitted)).await;
+        let made = made.map_err(|failed| self.why_not_started(shape.pool, failed))?;
         let template = Arc::clone(&made.template);
         locked(&self.pools.shelves).templates.push(made);
         self.set_source(number, Source::Template(Arc::clone(&template)));
@@ -537,12 +571,15 @@ impl Service {
         if let Some(makers) = self.pools.makers.get() {
             return Ok(makers);
         }
-        let count = processors().div_ceil(2);
-        let started = Workers::start("pool", count).and_then(|it| Ok((it, std::io::pipe()?)));
-        let (threads, (closing, open)) = started
-            .map_err(|why| Error::failed("cannot start the threads of the pools").caused_by(why))?;
+        let start = || {
+            let threads = Workers::start("pool", processors().div_ceil(2))?;
+            Ok((threads, Workers::start("pool-look", 1)?, std::io::pipe()?))
+        };
+        let (threads, looker, (closing, open)) = start().map_err(|why: std::io::Error| {
+            Error::failed("cannot start the threads of the pools").caused_by(why)
+        })?;
         let maker = Maker { engine: Arc::clone(&self.engine), closing: Arc::new(closing) };
-        let makers = Makers { threads, maker, open: Mutex::new(Some(open)) };
+        let makers = Makers { threads, looker, maker, open: Mutex::new(Some(open)) };
         Ok(self.pools.makers.get_or_init(|| makers))
     }
 
@@ -551,12 +588,6 @@ impl Service {
         let is_closed = shelves.is_closed;
         if let Some(shelf) = shelves.by_number(number).filter(|_| !is_closed) {
             shelf.source = source;
-        }
-    }
-
-    async fn end_templates(&self, templates: Vec<TemplateBox>) {
-        for TemplateBox { session, admitted, .. } in templates {
-            self.end_box(session, admitted, Why::Unwanted).await;
         }
     }
 
@@ -580,48 +611,22 @@ impl Service {
         }
     }
 
-    /// Counts the failure of a template, which does not delay its shelf. Returns whether it is the
-    /// first one since a request got a box.
+    /// Returns whether this failure of a shelf is the first one since a request got a box. A server
+    /// that stops counts none.
     fn is_first_failure(&self, number: u64) -> bool {
         let mut shelves = locked(&self.pools.shelves);
         let is_closed = shelves.is_closed;
-        let Some(shelf) = shelves.by_number(number).filter(|_| !is_closed) else { return false };
-        shelf.failures += 1;
-        shelf.failures == 1
+        let shelf = shelves.by_number(number).filter(|_| !is_closed);
+        shelf.is_some_and(|shelf| !std::mem::replace(&mut shelf.is_failure_noted, true))
     }
 
-    /// Returns how often boxes of this shelf failed since a request got one. A server that stops
-    /// counts none.
-    fn count_failure(&self, number: u64) -> u32 {
-        let mut shelves = locked(&self.pools.shelves);
-        let is_closed = shelves.is_closed;
-        let Some(shelf) = shelves.by_number(number) else { return 0 };
-        shelf.making -= 1;
-        shelf.count_failure();
-        if is_closed { 0 } else { shelf.failures }
-    }
-
-    /// Ends boxes of a pool. They count as boxes until they are gone.
-    async fn end_members(&self, members: Vec<Member>, why: Why) {
-        for Member { waiting, admitted, .. } in members {
-            self.end_box(waiting.into_session(), admitted, why).await;
+    /// Counts a box that could not be made. Returns whether this failure of the shelf is the first one.
+    fn count_failure(&self, number: u64) -> bool {
+        if let Some(shelf) = locked(&self.pools.shelves).by_number(number) {
+            shelf.making -= 1;
+            shelf.back_off.count_failure();
         }
-    }
-
-    async fn end_box(&self, session: Session, admitted: Admitted, why: Why) {
-        let (session, ended) = self.end_session(session).await;
-        let id = session.id();
-        if why == Why::Died {
-            self.journal.record(&LogEvent::PoolMemberLost { box_id: id.as_str() });
-        }
-        if let Err(error) = ended {
-            let error = ServiceError::from(error);
-            if let Ok(keeper) = session.keeper() {
-                self.watch.add(id.clone(), keeper, Some(admitted));
-            }
-            let of_box = OfBox { box_id: id.as_str(), key: None, request_id: None };
-            self.note_stuck(id, of_box, &error);
-        }
+        self.is_first_failure(number)
     }
 
     fn count_pools(&self) {
@@ -646,9 +651,8 @@ fn whole(error: &Error) -> String {
     }
 }
 
-/// Why a box of a pool is ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Why {
-    Died,
-    Unwanted,
+/// Boxes that no request needs.
+fn unwanted(members: Vec<Member>, templates: Vec<TemplateBox>) -> Vec<Ending> {
+    let members = members.into_iter().map(|it| Ending::of_member(it, Why::Unwanted));
+    members.chain(templates.into_iter().map(Ending::of_template)).collect()
 }

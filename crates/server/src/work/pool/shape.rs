@@ -171,6 +171,11 @@ impl Shape {
         }
     }
 
+    /// The modules that its interpreter imports.
+    pub fn preload(&self) -> &[String] {
+        self.interpreter.as_ref().map_or(&[], |it| &it.preload)
+    }
+
     /// Returns the box of the template that makes boxes of this shape. Boxes with other limits have
     /// the same template: it has the default limits, whatever a client asks for.
     pub fn of_template(&self) -> Self {

@@ -11,7 +11,7 @@ use tare_engine::spec::Tenant;
 use crate::config::pool::{PoolsConfig, PythonConfig};
 use crate::work::pool::member::Member;
 use crate::work::pool::shape::{PoolName, Shape};
-use crate::work::pool::template::{Template, TemplateBox};
+use crate::work::pool::template::{Death, Template, TemplateBox};
 
 /// The most kinds of boxes in all pools. A request of another kind gets a box of its own, and may
 /// replace one of these kinds.
@@ -29,8 +29,16 @@ pub struct Shelves {
     pub all: Vec<Shelf>,
     /// The boxes of all templates, also of those that no shelf uses any more.
     pub templates: Vec<TemplateBox>,
+    /// Delays new templates.
+    template_back_off: BackOff,
     /// How many clones are being made for requests that found none.
     pub cloning: usize,
+    /// How many tasks end boxes.
+    pub ending: usize,
+    /// One for each pool. Each box that is being ended or is stuck has a reference.
+    places: [Arc<()>; PoolName::ALL.len()],
+    /// The keeper of a box has died since the last look.
+    pub has_death: bool,
     pub next: u64,
     /// No box is made ahead before this time.
     pub relief_until: Option<Instant>,
@@ -52,9 +60,37 @@ pub struct Shelf {
     pub waiting: VecDeque<Member>,
     pub making: usize,
     pub used: Instant,
-    pub failures: u32,
-    pub retry_at: Option<Instant>,
+    pub back_off: BackOff,
+    /// The log says why boxes fail. Reset when a request gets one.
+    pub is_failure_noted: bool,
     pub source: Source,
+}
+
+/// When the next attempt may be made after failures.
+#[derive(Debug, Default)]
+pub struct BackOff {
+    failures: u32,
+    retry_at: Option<Instant>,
+}
+
+impl BackOff {
+    /// Begins a pause, which is longer after each failure.
+    pub fn count_failure(&mut self) {
+        self.retry_at = Some(Instant::now() + pause_after(self.failures));
+        self.failures = self.failures.saturating_add(1);
+    }
+
+    /// Counts deaths that were seen together as one failure. During a pause it counts none: when a
+    /// template dies, its clones die a little earlier or later.
+    fn count_deaths(&mut self) {
+        if self.is_over() {
+            self.count_failure();
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.retry_at.is_none_or(|at| at <= Instant::now())
+    }
 }
 
 /// Where the interpreters of a shelf come from.
@@ -87,10 +123,17 @@ fn pause_after(failures: u32) -> Duration {
 }
 
 impl Shelf {
-    /// Counts a box that failed, or died while it waited. The next one is made after a pause.
-    pub fn count_failure(&mut self) {
-        self.retry_at = Some(Instant::now() + pause_after(self.failures));
-        self.failures = self.failures.saturating_add(1);
+    /// Takes the box that has waited longest, and those before it that have died.
+    pub fn take(&mut self) -> (Option<Member>, Vec<Member>) {
+        let mut dead = Vec::new();
+        while let Some(mut member) = self.waiting.pop_front() {
+            if !member.waiting.is_dead() {
+                return (Some(member), dead);
+            }
+            self.back_off.count_deaths();
+            dead.push(member);
+        }
+        (None, dead)
     }
 
     pub fn is_idle(&self, pools: &PoolsConfig) -> bool {
@@ -135,8 +178,9 @@ impl Shelves {
             let (number, used) = (self.next, Instant::now());
             self.next += 1;
             let waiting = VecDeque::new();
-            let (making, failures, retry_at, source) = (0, 0, None, Source::of(&shape));
+            let (making, source) = (0, Source::of(&shape));
             let tenant = tenant.clone();
+            let (back_off, is_failure_noted) = (BackOff::default(), false);
             self.all.push(Shelf {
                 number,
                 shape,
@@ -144,8 +188,8 @@ impl Shelves {
                 waiting,
                 making,
                 used,
-                failures,
-                retry_at,
+                back_off,
+                is_failure_noted,
                 source,
             });
         }
@@ -204,23 +248,36 @@ impl Shelves {
         taken
     }
 
-    /// Takes boxes that have died, and those that no request wanted for long.
-    pub fn take_useless(&mut self, pools: &PoolsConfig) -> (Vec<Member>, Vec<Member>) {
-        let (mut dead, mut idle) = (Vec::new(), Vec::new());
+    /// Takes boxes that have died. A look takes some system calls for each box that waits.
+    pub fn take_dead(&mut self) -> Vec<Member> {
+        let mut dead = Vec::new();
         for shelf in &mut self.all {
+            let before = dead.len();
             for mut member in std::mem::take(&mut shelf.waiting) {
-                if !member.waiting.is_alive() {
-                    shelf.count_failure();
+                if member.waiting.is_dead() {
                     dead.push(member);
-                } else if shelf.is_idle(pools) {
-                    idle.push(member);
                 } else {
                     shelf.waiting.push_back(member);
                 }
             }
+            if dead.len() > before {
+                shelf.back_off.count_deaths();
+            }
         }
+        dead
+    }
+
+    /// Takes boxes that no request wanted for long, and their shelves.
+    pub fn take_idle(&mut self, pools: &PoolsConfig) -> Vec<Member> {
+        let idle = self.all.iter_mut().filter(|shelf| shelf.is_idle(pools));
+        let members = idle.flat_map(|shelf| std::mem::take(&mut shelf.waiting)).collect();
         self.all.retain(|shelf| shelf.making > 0 || !shelf.is_idle(pools));
-        (dead, idle)
+        members
+    }
+
+    /// Returns a place in a pool. While it is held, the pool has one place less.
+    pub fn place_of(&self, pool: PoolName) -> Arc<()> {
+        Arc::clone(&self.places[pool as usize])
     }
 
     /// Returns all templates if no thread has looked at their packages for this time. Returns none
@@ -234,20 +291,31 @@ impl Shelves {
         self.templates.iter().map(|it| Arc::clone(&it.template)).collect()
     }
 
-    /// Lets shelves make another template in the place of one that is old or dead. Returns the
-    /// boxes of those that have died.
-    pub fn renew(&mut self, pools: &PoolsConfig) -> Vec<BoxId> {
+    /// Returns the boxes of templates that have died or failed since the last look.
+    pub fn take_deaths_of_templates(&mut self) -> Vec<BoxId> {
         let mut died = Vec::new();
         for made in &mut self.templates {
-            if made.has_died() {
-                died.push(made.session.id().clone());
+            let Some(death) = made.death() else { continue };
+            died.push(made.session.id().clone());
+            // A command that removes a box is no failure.
+            if death == Death::ByItself {
+                if made.template.age() >= RETRY_MAX {
+                    self.template_back_off = BackOff::default();
+                }
+                self.template_back_off.count_deaths();
             }
+        }
+        died
+    }
+
+    /// Lets shelves make another template in the place of one that is old or dead.
+    pub fn renew(&mut self, pools: &PoolsConfig) {
+        for made in &self.templates {
             let of_it = self.all.iter_mut().filter(|shelf| shelf.source.is(&made.template));
             if made.is_useless(&pools.python) {
                 of_it.for_each(|shelf| shelf.source = Source::TemplateToMake);
             }
         }
-        died
     }
 
     /// Takes the boxes of templates that have no clones, also of those that shelves would use.
@@ -276,18 +344,21 @@ impl Shelves {
         }
         let mut chosen = Vec::new();
         loop {
+            let blocked = self.blocked(pools);
             let making: usize = self.all.iter().map(|shelf| shelf.making).sum();
             let of_pool = PoolName::ALL.map(|pool| {
                 let shelves = self.all.iter().filter(|shelf| shelf.shape.pool == pool);
-                (pool, shelves.map(|shelf| shelf.waiting.len() + shelf.making).sum::<usize>())
+                let on_shelves: usize = shelves.map(|it| it.waiting.len() + it.making).sum();
+                let ending = Arc::strong_count(&self.places[pool as usize]) - 1;
+                (pool, on_shelves + ending)
             });
             let lacks = |shelf: &&mut Shelf| {
                 let config = shelf.shape.pool.config(pools);
                 let total = of_pool.iter().find(|(pool, _)| *pool == shelf.shape.pool);
                 shelf.waiting.len() + shelf.making < config.warm
                     && total.is_some_and(|(_, count)| *count < config.max)
-                    && shelf.retry_at.is_none_or(|at| at <= now)
-                    && (shelf.making == 0 || !matches!(shelf.source, Source::TemplateToMake))
+                    && shelf.back_off.is_over()
+                    && !blocked.contains(&shelf.number)
             };
             match self.all.iter_mut().filter(lacks).min_by_key(|shelf| shelf.making) {
                 Some(shelf) if making < most => {
@@ -300,18 +371,43 @@ impl Shelves {
     }
 }
 
+impl Shelves {
+    /// Returns the shelves that wait for a template: another shelf makes one of the same kind, or
+    /// templates have died too often.
+    fn blocked(&self, pools: &PoolsConfig) -> Vec<u64> {
+        let to_make = || self.all.iter().filter(|it| matches!(it.source, Source::TemplateToMake));
+        let begun = to_make().filter(|it| it.making > 0).map(|it| it.shape.of_template());
+        let begun: Vec<Shape> = begun.collect();
+        let is_made =
+            |it: &Shelf| self.templates.iter().any(|made| made.serves(&it.shape, &pools.python));
+        let must_wait = |it: &&Shelf| {
+            begun.contains(&it.shape.of_template())
+                || !self.template_back_off.is_over() && !is_made(it)
+        };
+        to_make().filter(must_wait).map(|it| it.number).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use tare_engine::Stdin;
     use tare_engine::spec::{Name, Spec};
 
     use super::*;
-    use crate::work::pool::shape::Life;
+    use crate::work::pool::shape::{Interpreter, Life};
 
     fn shape(nofile: u32) -> Shape {
         let mut spec = Spec::of(Vec::new());
         spec.limits.nofile = nofile;
         Shape { pool: PoolName::Box, spec, life: Life::Run(Stdin::Empty), interpreter: None }
+    }
+
+    /// A kind of box with a template.
+    fn cloned(nofile: u32) -> Shape {
+        let template = Some(vec!["python3".into()]);
+        let (command, preload, env) = (vec!["python3".into()], Vec::new(), Vec::new());
+        let interpreter = Some(Interpreter { command, preload, env, template });
+        Shape { pool: PoolName::Python, interpreter, ..shape(nofile) }
     }
 
     fn tenant(name: &str) -> Tenant {
@@ -337,6 +433,33 @@ mod tests {
     }
 
     #[test]
+    fn shelves_that_share_a_template_wait_for_the_one_that_makes_it() {
+        let mut shelves = Shelves::default();
+        (100..103).for_each(|kind| drop(shelves.add(cloned(kind), &tenant("key"))));
+        let pools = PoolsConfig::default();
+        let chosen = shelves.choose(&pools, 4);
+        assert_eq!(chosen.len(), 1, "one makes the template: {chosen:?}");
+        assert!(shelves.choose(&pools, 4).is_empty());
+        shelves.all[0].source = Source::Started;
+        assert_eq!(
+            shelves.choose(&pools, 4).len(),
+            2,
+            "the next makes a template, the first a box"
+        );
+    }
+
+    #[test]
+    fn boxes_that_die_together_count_as_one_failure() {
+        let mut back_off = BackOff::default();
+        (0..8).for_each(|_| back_off.count_deaths());
+        assert_eq!(back_off.failures, 1);
+        let long_ago = Instant::now().checked_sub(REPLACED_AFTER).expect("the host is up");
+        back_off.retry_at = Some(long_ago);
+        back_off.count_deaths();
+        assert_eq!(back_off.failures, 2);
+    }
+
+    #[test]
     fn boxes_that_fail_are_made_again_after_longer_and_longer_pauses() {
         let pauses: Vec<u64> = (0..8).map(|failures| pause_after(failures).as_secs()).collect();
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
@@ -344,8 +467,8 @@ mod tests {
         shelves.add(shape(100), &tenant("key"));
         let shelf = shelves.find(&shape(100)).expect("a shelf");
         let before = Instant::now();
-        (0..8).for_each(|_| shelf.count_failure());
-        assert!(shelf.retry_at >= Some(before + RETRY_MAX));
+        (0..8).for_each(|_| shelf.back_off.count_failure());
+        assert!(shelf.back_off.retry_at >= Some(before + RETRY_MAX));
     }
 
     #[test]

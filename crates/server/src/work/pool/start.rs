@@ -29,6 +29,20 @@ pub enum StartAs<'a> {
     Clone,
 }
 
+/// Why an interpreter did not start.
+#[derive(Debug)]
+pub struct NotStarted {
+    pub error: Error,
+    /// Its box, if it could not be ended.
+    pub stuck: Option<Box<Session>>,
+}
+
+impl From<Error> for NotStarted {
+    fn from(error: Error) -> Self {
+        Self { error, stuck: None }
+    }
+}
+
 /// What a thread needs to make boxes of a pool.
 #[derive(Debug, Clone)]
 pub struct Maker {
@@ -55,17 +69,20 @@ pub fn start(maker: &Maker, session: &mut Session, how: StartAs<'_>) -> Result<S
 }
 
 /// Ends the box of an interpreter that did not start, and returns the reason. Only the end of the
-/// box shows that it ran out of memory. A box that cannot be ended stays on record as stuck, and
-/// every sweep tries again.
-pub fn give_up(mut session: Session, error: Error) -> Error {
-    session.end().ok();
-    let Some(evidence) = session.ended().map(|ended| &ended.evidence) else { return error };
+/// box shows that it ran out of memory.
+pub fn give_up(mut session: Session, error: Error) -> NotStarted {
+    let is_stuck = session.end().is_err();
+    let error = out_of_memory(&session).unwrap_or(error);
+    NotStarted { error, stuck: is_stuck.then(|| Box::new(session)) }
+}
+
+/// Returns the error for an interpreter that ran out of memory, if it did.
+fn out_of_memory(session: &Session) -> Option<Error> {
+    let evidence = &session.ended()?.evidence;
     let end = End::killed(Cause::KeeperLost).under(evidence.pressure());
-    if end.cause != Cause::Memory {
-        return error;
-    }
     let of = Circumstances { evidence: Some(evidence), ..Circumstances::of(end, Subject::Box) };
-    Error::failed("the interpreter did not start").caused_by(of.sentence().text)
+    let error = || Error::failed("the interpreter did not start").caused_by(of.sentence().text);
+    (end.cause == Cause::Memory).then(error)
 }
 
 /// Waits until an interpreter has written that it is ready. Discards what modules print when they

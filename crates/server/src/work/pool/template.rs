@@ -9,13 +9,15 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tare_engine::{BoxId, Context as _, Engine, Error, ExecSpec, Prepared, Session, TemplateOf};
+use tare_engine::{
+    BoxId, Cause, Context as _, Engine, Error, Event, ExecSpec, Prepared, Session, TemplateOf,
+};
 
 use crate::admission::Admitted;
 use crate::config::pool::PythonConfig;
 use crate::work::pool::origins::Origins;
 use crate::work::pool::shape::Shape;
-use crate::work::pool::start::{Maker, StartAs, give_up, start};
+use crate::work::pool::start::{Maker, NotStarted, StartAs, give_up, start};
 use crate::workers::locked;
 
 /// How long requests make their own boxes after one has waited too long for a clone.
@@ -107,6 +109,15 @@ impl Template {
     }
 }
 
+/// How a template came to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Death {
+    /// A command has removed its box, or killed its keeper.
+    WithItsBox,
+    /// Its interpreter has ended, or has failed too often.
+    ByItself,
+}
+
 /// The box of a template.
 #[derive(Debug)]
 pub struct TemplateBox {
@@ -117,16 +128,19 @@ pub struct TemplateBox {
     /// It counts as a box, without a promise.
     pub admitted: Admitted,
     pub template: Arc<Template>,
-    /// The interpreter has ended.
+    /// The interpreter has ended, or has failed too often.
     is_dead: bool,
 }
 
 impl TemplateBox {
     /// Starts the interpreter of a template, and waits until it is ready.
-    pub fn make(maker: &Maker, shape: &Shape, mut admitted: Admitted) -> Result<Self, Error> {
-        let of = shape.of_template();
+    pub fn make(
+        maker: &Maker,
+        of: Shape,
+        origins: Origins,
+        mut admitted: Admitted,
+    ) -> Result<Self, NotStarted> {
         let interpreter = of.interpreter.as_ref().expect("only shapes with one have templates");
-        let origins = Origins::look(&of.spec, &interpreter.preload);
         let pool = format!("{}-template", of.pool.as_str());
         let mut session = maker.engine.template(&of.spec, &pool)?.go_without_command()?;
         admitted.box_is_made(session.id());
@@ -161,16 +175,27 @@ impl TemplateBox {
         }
     }
 
-    /// Returns whether the interpreter has died since the last call. Does not wait.
-    pub fn has_died(&mut self) -> bool {
-        let has_died = !self.is_dead && self.process.next_event().is_some();
-        self.is_dead |= has_died;
-        has_died
+    /// Returns how the interpreter has died or failed, if it has since the last call. Does not wait.
+    pub fn death(&mut self) -> Option<Death> {
+        if self.is_dead {
+            return None;
+        }
+        let event = self.process.next_event();
+        let is_lost =
+            |it: &Event| matches!(it, Event::Ended(end) if end.cause == Cause::KeeperLost);
+        let death = match &event {
+            Some(event) if is_lost(event) => Death::WithItsBox,
+            Some(_) => Death::ByItself,
+            None if self.template.has_failed() => Death::ByItself,
+            None => return None,
+        };
+        self.is_dead = true;
+        Some(death)
     }
 
     /// Returns whether another template must take its place.
     pub fn is_useless(&self, config: &PythonConfig) -> bool {
-        self.is_dead || self.template.has_failed() || self.template.is_old(config)
+        self.is_dead || self.template.is_old(config)
     }
 
     /// Returns whether it can make boxes of this shape.

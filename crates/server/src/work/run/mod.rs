@@ -290,6 +290,8 @@ impl Steps {
         }
         session.conclude(conclusion);
         let torn_down = self.tear_down(session).await;
+        // A template that no shelf uses any more can end now.
+        drop(template);
         self.service.refill_pools();
         let Finished { mut streams, collected, .. } = finished?;
         let (end, ended, receipt) = torn_down?;
