@@ -21,8 +21,8 @@ struct Crate {
     /// in `commands` that is not in the list; none of them may use another. `tare_server` is a
     /// crate: only folders after it may use it.
     order: &'static str,
-    /// Folders that may not use some of those before them.
-    exceptions: &'static [(&'static str, &'static str)],
+    /// Folders, each with those before it that it may not use either.
+    also_forbidden: &'static [(&'static str, &'static str)],
 }
 
 const CRATES: [Crate; 5] = [
@@ -31,20 +31,20 @@ const CRATES: [Crate; 5] = [
         module: "",
         order: "version hint error spec vm time actor host gauge record holdings observe receipt \
                 history teardown audit care session create operate engine",
-        exceptions: &[],
+        also_forbidden: &[],
     },
     Crate {
         src: "crates/keeper/src",
         module: "",
         order: "inherited make journal output programs process cgroup relay machine inner serve",
-        exceptions: &[],
+        also_forbidden: &[],
     },
     Crate {
         src: "crates/server/src",
         module: "",
         order: "error config permits workers shutdown fd telemetry admission watch http work store \
                 librechat app api upkeep notify server",
-        exceptions: &[
+        also_forbidden: &[
             ("http", "watch"),
             ("work", "http"),
             ("store", "telemetry admission watch http work"),
@@ -57,7 +57,7 @@ const CRATES: [Crate; 5] = [
         src: "crates/server/src/work",
         module: "work",
         order: "box_calls streams files request boxes pool run",
-        exceptions: &[],
+        also_forbidden: &[],
     },
     Crate {
         src: "crates/cli/src",
@@ -65,7 +65,7 @@ const CRATES: [Crate; 5] = [
         order: "hint error foreign_words suggest context output exit stdio commands/lease \
                 commands/process_args commands/each commands/* tare_server commands/serve cli \
                 usage dispatch commands",
-        exceptions: &[
+        also_forbidden: &[
             ("cli", "tare_server"),
             ("usage", "tare_server"),
             ("dispatch", "tare_server"),
@@ -133,11 +133,11 @@ impl Crate {
     }
 
     fn allows(&self, unit: &str, target: &str) -> bool {
-        let is_exception = |(folder, others): &(&str, &str)| {
+        let forbids = |(folder, others): &(&str, &str)| {
             *folder == unit && others.split_whitespace().any(|it| it == target)
         };
         let is_before = self.position(target).is_some_and(|it| Some(it) < self.position(unit));
-        unit == target || is_before && !self.exceptions.iter().any(is_exception)
+        unit == target || is_before && !self.also_forbidden.iter().any(forbids)
     }
 
     /// The place of a folder in the list, by its name or by `commands/*`.
@@ -216,12 +216,12 @@ mod tests {
     }
 
     #[test]
-    fn an_exception_forbids_a_folder_that_stands_before() {
+    fn a_folder_may_be_forbidden_although_it_stands_before() {
         let text = "use crate::http::x;";
         assert_eq!(found("crates/server/src/work/run.rs", text).len(), 1);
         assert_eq!(found("crates/server/src/api/run.rs", text), [""; 0]);
         for it in CRATES {
-            for (folder, others) in it.exceptions {
+            for (folder, others) in it.also_forbidden {
                 let is_before = |other: &str| it.position(other) < it.position(folder);
                 assert!(others.split_whitespace().all(is_before), "{folder}: {others}");
             }
