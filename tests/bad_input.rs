@@ -394,7 +394,7 @@ fn a_state_root_below_a_missing_directory_is_an_error_that_names_it() {
 }
 
 #[test]
-fn an_unknown_command_is_refused_with_2() {
+fn unknown_subcommand_exits_2() {
     let tare = tare!();
     let output = tare.call(["rnu", "--", "true"]).exited(2).printed("");
     assert!(output.stderr_text().contains("rnu"), "{output}");
