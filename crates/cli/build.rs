@@ -9,22 +9,24 @@ use std::path::{Path, PathBuf};
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    if env::var("PROFILE").is_ok_and(|profile| profile == "release") {
-        order_text();
-    }
     let out = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default());
+    if env::var("PROFILE").is_ok_and(|profile| profile == "release") {
+        order_text(&out);
+    }
     if let Err(error) = link_beside_host_builds(&out) {
         println!("cargo::warning=cannot link target/release/tare: {error}");
     }
 }
 
 /// A release without the file, such as one from a package of this crate alone, starts a little slower.
-fn order_text() {
+fn order_text(out: &Path) {
     let package = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default());
     let order = package.join("../../tools/text-order.ld");
     println!("cargo::rerun-if-changed={}", order.display());
     if order.exists() {
         println!("cargo::rustc-link-arg-bin=tare=-Wl,-T,{}", order.display());
+        // ./check reads in the map how many names of the list this release has.
+        println!("cargo::rustc-link-arg-bin=tare=-Wl,-Map,{}", out.join("map").display());
     }
 }
 
