@@ -263,10 +263,11 @@ fn the_box_answers_after_every_hostile_peer() {
         assert_eq!(tare.keeper(&id), keeper, "{name}");
         assert_alone(&tare, &id, 2);
         let bytes = tare.keeper_private_bytes(&id);
-        let bytes_max = match name.contains("variables") {
+        let bytes_max = if name.contains("variables") {
             // Small pieces stay with the allocator, for the next who needs them.
-            true => 16 << 20,
-            false => PRIVATE_BYTES_MAX,
+            16 << 20
+        } else {
+            PRIVATE_BYTES_MAX
         };
         assert!(bytes <= bytes_max, "{name}: {bytes} bytes are left");
     }

@@ -163,10 +163,11 @@ impl Drop for Story<'_> {
 impl Crash {
     fn random(random: &mut Random, durations: &Durations, number: usize) -> Self {
         let operation = *random.pick(&OPERATIONS);
-        let span = match random.once_in(2) {
-            true => EARLY,
+        let span = if random.once_in(2) {
+            EARLY
+        } else {
             // Somewhat more than it takes, since others have the processor too.
-            false => durations.of(operation).mul_f64(1.25),
+            durations.of(operation).mul_f64(1.25)
         };
         let span_us = u64::try_from(span.as_micros()).expect("it was short");
         Self {

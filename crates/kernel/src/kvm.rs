@@ -297,9 +297,10 @@ impl Mapping {
         let file = file.map_or(-1, |file| file.as_raw_fd());
         // SAFETY: without MAP_FIXED, mmap replaces no mapping that exists.
         let start = unsafe { libc::mmap(ptr::null_mut(), length, protection, flags, file, 0) };
-        match start == libc::MAP_FAILED {
-            true => Err(io::Error::last_os_error()),
-            false => Ok(Self { start: start.cast(), length }),
+        if start == libc::MAP_FAILED {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(Self { start: start.cast(), length })
         }
     }
 

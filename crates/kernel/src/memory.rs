@@ -55,29 +55,32 @@ fn is_large(layout: Layout) -> bool {
 // of them it came from. The lock serialises all calls of dlmalloc.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        match is_large(layout) {
-            true => map(layout.size()),
+        if is_large(layout) {
+            map(layout.size())
+        } else {
             // SAFETY: malloc needs an alignment that is a power of two: every layout has one.
-            false => or_last_words(unsafe { small().malloc(layout.size(), layout.align()) }),
+            or_last_words(unsafe { small().malloc(layout.size(), layout.align()) })
         }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        match is_large(layout) {
+        if is_large(layout) {
             // SAFETY: unmap needs a mapping of this size: the caller got it from `alloc`.
-            true => unsafe { unmap(block, layout.size()) },
+            unsafe { unmap(block, layout.size()) }
+        } else {
             // SAFETY: free needs a block of dlmalloc with this layout: the caller got it from
             // `alloc`.
-            false => unsafe { small().free(block, layout.size(), layout.align()) },
+            unsafe { small().free(block, layout.size(), layout.align()) }
         }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        match is_large(layout) {
+        if is_large(layout) {
             // New pages of the kernel are zero.
-            true => map(layout.size()),
+            map(layout.size())
+        } else {
             // SAFETY: calloc needs what malloc needs in `alloc`.
-            false => or_last_words(unsafe { small().calloc(layout.size(), layout.align()) }),
+            or_last_words(unsafe { small().calloc(layout.size(), layout.align()) })
         }
     }
 

@@ -175,10 +175,7 @@ fn in_lane(workspace: &Workspace, orders: &BenchOrders) -> Result<(), Failure> {
     let mut command = lane::command(workspace)?;
     command.args(["bench-inside", &text]).stdin(Stdio::null());
     let status = command.status().context(|| "cannot start a lane".into())?;
-    match status.success() {
-        true => Ok(()),
-        false => Err(Failure::new(format!("the bench failed: {status}"))),
-    }
+    if status.success() { Ok(()) } else { Err(Failure::new(format!("the bench failed: {status}"))) }
 }
 
 /// (internal) a bench, inside of its lane

@@ -68,9 +68,10 @@ fn as_text(receipt: &Receipt) -> String {
     for left in &receipt.left_alone {
         text += &format!("{} left alone: {}\n", left.kind, escaped(&left.what.join(", ")));
     }
-    text += match receipt.complete {
-        true => "Everything that the kernel shows was seen gone.\n",
-        false => "Not everything was seen gone.\n",
+    text += if receipt.complete {
+        "Everything that the kernel shows was seen gone.\n"
+    } else {
+        "Not everything was seen gone.\n"
     };
     text
 }

@@ -226,9 +226,12 @@ fn parts(
     host: &Host,
 ) -> Result<Parts, (MachinePart, Error)> {
     let lacks = |part| {
-        move |error: Error| match error.kind() == ErrorKind::Unsupported {
-            true => (part, error.of_kind(ErrorKind::BadRequest)),
-            false => (part, error),
+        move |error: Error| {
+            if error.kind() == ErrorKind::Unsupported {
+                (part, error.of_kind(ErrorKind::BadRequest))
+            } else {
+                (part, error)
+            }
         }
     };
     let until = Instant::now() + FOUND_WITHIN;
@@ -292,9 +295,10 @@ struct Power {
 
 /// Decides what runs the machine. Emulation has to be asked for: it is not a security boundary.
 fn power(wanted: Accel, monitor: &Qemu, host: &Host, until: Instant) -> Result<Power, Error> {
-    let emulated = |note| match monitor.has(Accelerator::Tcg) {
-        true => Ok(Power { accelerator: Accelerator::Tcg, kvm_node: None, note }),
-        false => {
+    let emulated = |note| {
+        if monitor.has(Accelerator::Tcg) {
+            Ok(Power { accelerator: Accelerator::Tcg, kvm_node: None, note })
+        } else {
             let message = format!("{} cannot emulate a processor", monitor.program().display());
             let hint = "install qemu-system-x86, or use --accel kvm";
             Err(Error::new(ErrorKind::Unsupported, message).with_hint(hint))

@@ -68,9 +68,10 @@ pub fn setup(step: SetupStep, subject: &str, errno: i32) -> Error {
 /// The subject is what the machine and its monitor printed last.
 fn boot(doing: String, printed: &str, errno: i32) -> Error {
     let lines: Vec<String> = printed.lines().map(escaped).filter(|it| !it.is_empty()).collect();
-    let last = match lines.is_empty() {
-        true => "it printed nothing".to_owned(),
-        false => format!("its last lines: {}", lines.join(" | ")),
+    let last = if lines.is_empty() {
+        "it printed nothing".to_owned()
+    } else {
+        format!("its last lines: {}", lines.join(" | "))
     };
     // A machine may report any number, so the number is compared and not converted.
     let is = |known: Errno| known.raw_os_error() == errno;
@@ -189,9 +190,10 @@ fn not_started(command: &str, errno: i32, why: io::Error) -> Error {
     // A keeper may report any number, so the number is compared and not converted.
     let is = |known: Errno| known.raw_os_error() == errno;
     if is(Errno::NOENT) || is(Errno::NOTDIR) {
-        let hint = match command.contains(' ') {
-            true => "give the program and its arguments as separate words, or use sh -c".into(),
-            false => Hint::ProgramInBox,
+        let hint = if command.contains(' ') {
+            "give the program and its arguments as separate words, or use sh -c".into()
+        } else {
+            Hint::ProgramInBox
         };
         return Error::new(ErrorKind::CommandNotFound, message)
             .caused_by("there is no such program")

@@ -57,9 +57,10 @@ pub fn download(packages: &[String], directory: &Path) -> Result<Vec<PathBuf>, E
     let is_package = |path: &PathBuf| path.extension().is_some_and(|it| it == "deb");
     let paths: Vec<PathBuf> = paths.collect::<Result<_, Error>>()?;
     let paths: Vec<PathBuf> = paths.into_iter().filter(is_package).collect();
-    match paths.len() == packages.len() {
-        true => Ok(paths),
-        false => Err(Error::failed("cannot download the kernel: apt-get left no package")),
+    if paths.len() == packages.len() {
+        Ok(paths)
+    } else {
+        Err(Error::failed("cannot download the kernel: apt-get left no package"))
     }
 }
 

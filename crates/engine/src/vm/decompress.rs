@@ -46,9 +46,10 @@ pub fn whole(content: Vec<u8>, bytes_max: u64) -> Result<Vec<u8>, Error> {
         let mut bytes = Vec::new();
         let read = output.take(bytes_max + 1).read_to_end(&mut bytes);
         read.context(|| "cannot read decompressed data".to_owned())?;
-        match bytes.len() as u64 > bytes_max {
-            true => Err(Error::bad_request(format!("it holds more than {bytes_max} bytes"))),
-            false => Ok(bytes),
+        if bytes.len() as u64 > bytes_max {
+            Err(Error::bad_request(format!("it holds more than {bytes_max} bytes")))
+        } else {
+            Ok(bytes)
         }
     })
 }

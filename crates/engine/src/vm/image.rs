@@ -27,10 +27,11 @@ impl Elf {
         let mut elf = Self(elf);
         // What follows is not part of the kernel: relocations, or the modules of a kernel of tare.
         elf.0.truncate(elf.extent());
-        match is_ours && elf.banner().is_some() {
-            true => Ok(elf),
-            false => Err(Error::bad_request("it is not a Linux kernel for x86-64")
-                .with_hint("name a kernel package, an unpacked one, a vmlinuz or a vmlinux")),
+        if is_ours && elf.banner().is_some() {
+            Ok(elf)
+        } else {
+            Err(Error::bad_request("it is not a Linux kernel for x86-64")
+                .with_hint("name a kernel package, an unpacked one, a vmlinuz or a vmlinux"))
         }
     }
 

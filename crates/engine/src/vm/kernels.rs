@@ -384,10 +384,11 @@ impl Kernels {
     fn check_owner(&self, directory: OwnedFd) -> Result<OwnedFd, Error> {
         let stat = fstat(&directory).context(|| self.cannot("open"))?;
         let is_trusted = stat.st_uid == geteuid().as_raw() || stat.st_uid == 0;
-        match is_trusted && stat.st_mode & 0o022 == 0 {
-            true => Ok(directory),
-            false => Err(Error::failed(self.cannot("use"))
-                .caused_by("it is owned by another user or writable by others")),
+        if is_trusted && stat.st_mode & 0o022 == 0 {
+            Ok(directory)
+        } else {
+            Err(Error::failed(self.cannot("use"))
+                .caused_by("it is owned by another user or writable by others"))
         }
     }
 

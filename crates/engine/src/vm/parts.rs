@@ -95,14 +95,15 @@ pub fn choose(package: &Package) -> Result<Chosen, Error> {
         }
     }
     chosen.modules[needed..].iter_mut().for_each(|module| module.only_for_root = true);
-    match missing.is_empty() {
-        true => Ok(chosen),
-        false => Err(Error::bad_request(format!(
+    if missing.is_empty() {
+        Ok(chosen)
+    } else {
+        Err(Error::bad_request(format!(
             "the kernel {} lacks {}",
             package.elf.release(),
             missing.join(", ")
         ))
-        .with_hint("use a generic kernel with its modules; those for clouds lack parts")),
+        .with_hint("use a generic kernel with its modules; those for clouds lack parts"))
     }
 }
 
@@ -144,12 +145,13 @@ impl Chosen {
 fn check_release(package: &Package, name: &str, module: &[u8]) -> Result<(), Error> {
     let magic = module_field(module, "vermagic").unwrap_or_default();
     let (built_for, release) = (magic.split(' ').next().unwrap_or_default(), package.elf.release());
-    match built_for == release {
-        true => Ok(()),
-        false => Err(Error::bad_request(format!(
+    if built_for == release {
+        Ok(())
+    } else {
+        Err(Error::bad_request(format!(
             "the module {name} was built for {}, and the kernel is {release}",
             if built_for.is_empty() { "no kernel" } else { built_for }
         ))
-        .with_hint("name the directory with the kernel's own modules")),
+        .with_hint("name the directory with the kernel's own modules"))
     }
 }

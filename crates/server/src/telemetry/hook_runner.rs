@@ -51,10 +51,11 @@ fn run(arguments: &[OsString]) -> io::Result<u8> {
     let program = signals::unblocked(&mut program).spawn()?;
     set_parent_process_death_signal(Some(Signal::TERM))?;
     let is_served = getppid().map(Pid::as_raw_pid) == Some(number(server)?);
-    let code = match is_served {
-        true => ended(&signals, program.id(), until)?,
+    let code = if is_served {
+        ended(&signals, program.id(), until)?
+    } else {
         // The server died before this process asked the kernel to report its death.
-        false => LATE,
+        LATE
     };
     end_all(&signals)?;
     Ok(code)

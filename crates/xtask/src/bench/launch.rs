@@ -90,9 +90,10 @@ impl Launch {
 
     fn check(&self, status: ExitStatus, complaint: &str) -> Result<(), String> {
         let complaint = complaint.lines().next().unwrap_or("no message");
-        match status.success() {
-            true => Ok(()),
-            false => Err(format!("{}: {status}: {complaint}", self.program)),
+        if status.success() {
+            Ok(())
+        } else {
+            Err(format!("{}: {status}: {complaint}", self.program))
         }
     }
 }

@@ -112,13 +112,11 @@ impl Server {
             has_ended || TcpStream::connect(("127.0.0.1", port)).is_ok()
         })
         .map_err(Failure::new)?;
-        match has_ended {
-            false => Ok(server),
-            true => {
-                let said = fs::read_to_string(&log).unwrap_or_default();
-                Err(Failure::new(format!("{name} has ended: {}", said.trim())))
-            }
+        if has_ended {
+            let said = fs::read_to_string(&log).unwrap_or_default();
+            return Err(Failure::new(format!("{name} has ended: {}", said.trim())));
         }
+        Ok(server)
     }
 
     pub fn connect(&self) -> Result<Connection<TcpStream>, String> {
@@ -184,9 +182,10 @@ pub fn install_peer(target: &Path) -> Result<PathBuf, Failure> {
     }
     let run = |command: &mut Command| {
         let status = command.status().context(|| "cannot install fastapi".into())?;
-        match status.success() {
-            true => Ok(()),
-            false => Err(Failure::new(format!("cannot install fastapi: {status}"))),
+        if status.success() {
+            Ok(())
+        } else {
+            Err(Failure::new(format!("cannot install fastapi: {status}")))
         }
     };
     run(Command::new("python3").args(["-m", "venv"]).arg(&directory))?;

@@ -64,9 +64,10 @@ pub fn tare(binary: &Path, state_root: &Path, words: &[&str]) -> Launch {
 
 /// Waits for a state that has to come.
 pub fn until(what: &str, is_so: impl FnMut() -> bool) -> Result<(), String> {
-    match comes_within(PATIENCE, is_so) {
-        true => Ok(()),
-        false => Err(format!("{what}: not after {PATIENCE:?}")),
+    if comes_within(PATIENCE, is_so) {
+        Ok(())
+    } else {
+        Err(format!("{what}: not after {PATIENCE:?}"))
     }
 }
 

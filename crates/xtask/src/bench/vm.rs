@@ -192,9 +192,10 @@ fn ends(setup: &Setup) -> Table {
         Contender::of(name, move || {
             start_machine(setup, "ending")?;
             let machine = observe(setup, "ending")?;
-            match by_signal {
-                false => timed(|| tare(setup, &["rm", "-f", "ending"]).run()),
-                true => kill_monitor(&machine),
+            if by_signal {
+                kill_monitor(&machine)
+            } else {
+                timed(|| tare(setup, &["rm", "-f", "ending"]).run())
             }
         })
     });

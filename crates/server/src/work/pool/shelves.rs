@@ -202,9 +202,12 @@ impl Shelves {
         let count = |of: &Tenant| self.all.iter().filter(|shelf| shelf.tenant == *of).count();
         let most = self.all.iter().map(|shelf| count(&shelf.tenant)).max()?;
         let is_own = count(tenant) == most;
-        let of_largest = self.all.iter().filter(|shelf| match is_own {
-            true => shelf.tenant == *tenant && shelf.used.elapsed() >= REPLACED_AFTER,
-            false => count(&shelf.tenant) == most,
+        let of_largest = self.all.iter().filter(|shelf| {
+            if is_own {
+                shelf.tenant == *tenant && shelf.used.elapsed() >= REPLACED_AFTER
+            } else {
+                count(&shelf.tenant) == most
+            }
         });
         of_largest.min_by_key(|shelf| shelf.used).map(|shelf| shelf.number)
     }
