@@ -41,12 +41,32 @@ enum Fault {
     Errno(i32),
 }
 
+/// How much of an operation is tried.
+#[derive(Debug, Clone, Copy)]
+enum Extent {
+    /// Each step with every errno.
+    EveryErrno,
+    /// Each step with one errno.
+    EachStep,
+    /// One step of so many, with one errno. The seed chooses the first.
+    OneStepOf(usize),
+}
+
+impl Extent {
+    fn stride(self) -> usize {
+        match self {
+            Self::EveryErrno | Self::EachStep => 1,
+            Self::OneStepOf(steps) => steps,
+        }
+    }
+}
+
 impl Fault {
-    fn all(seed: u64) -> Vec<Self> {
+    fn all(seed: u64, extent: Extent) -> Vec<Self> {
         let mut faults = vec![Self::Kill, Self::Twice];
-        match number_in("TARE_STEPS_ALL") {
-            Some(_) => faults.extend(ERRNOS.map(Self::Errno)),
-            None => faults.push(Self::Some { seed }),
+        match extent {
+            Extent::EveryErrno => faults.extend(ERRNOS.map(Self::Errno)),
+            Extent::EachStep | Extent::OneStepOf(_) => faults.push(Self::Some { seed }),
         }
         faults
     }
@@ -67,15 +87,22 @@ impl Fault {
 
 #[track_caller]
 pub fn each_step(operation: &'static Operation, whom: Whom) {
-    try_steps(&tare!(), None, (operation, whom), 1);
+    let extent = match number_in("TARE_STEPS_ALL") {
+        Some(_) => Extent::EveryErrno,
+        None => Extent::EachStep,
+    };
+    try_steps(&tare!(), None, (operation, whom), extent);
 }
 
-/// Boots take long, so `./check` tries every thirtieth step. The seed chooses the first.
+/// Boots take long, so this tries a part of the steps.
 #[track_caller]
 pub fn some_steps_of_a_machine(operation: &'static Operation, whom: Whom) {
     let machines = machines!();
-    let stride = if number_in("TARE_STEPS_ALL").is_some() { 1 } else { 30 };
-    try_steps(&machines.tare, Some(machines.kernels()), (operation, whom), stride);
+    let extent = match number_in("TARE_STEPS_ALL") {
+        Some(_) => Extent::OneStepOf(3),
+        None => Extent::OneStepOf(30),
+    };
+    try_steps(&machines.tare, Some(machines.kernels()), (operation, whom), extent);
 }
 
 #[track_caller]
@@ -83,7 +110,7 @@ fn try_steps(
     tare: &Tare,
     kernels: Option<PathBuf>,
     (operation, whom): (&'static Operation, Whom),
-    stride: usize,
+    extent: Extent,
 ) {
     if !is_root() {
         skip!("only the boxes of root have cgroups to find them by");
@@ -94,10 +121,11 @@ fn try_steps(
     let new = |lane| Lane::new(tare, &faulty, kernels.as_deref(), lane);
     let lanes: Vec<Lane<'_>> = (0..LANES).map(new).collect();
     let seed = shown_seed("TARE_STEPS_SEED");
+    let stride = extent.stride();
     let skipped = seed as usize % stride * LANES;
     let first = steps_before(&lanes[0], operation, whom) + 1 + skipped;
     let mut failures = Vec::new();
-    for fault in Fault::all(seed) {
+    for fault in Fault::all(seed, extent) {
         let tried: Vec<Tried> = std::thread::scope(|threads| {
             let spawn = |(at, lane)| {
                 let steps = Steps { lane, operation, whom, fault, stride };
