@@ -20,4 +20,5 @@ mod i;
 mod k;
 mod n;
 mod p;
+mod vm;
 mod w;
