@@ -123,6 +123,13 @@ fn a_machine_that_does_not_boot_properly_is_one_error() {
         assert!(output.stderr.len() < 16 << 10, "{lie}: {output}");
         output.said(&["the machine did not start", why]);
     }
+    // It ends a command that it has not started.
+    for args in [&["--", "true"][..], &["-d", "--", "true"]] {
+        let output = liars
+            .output("boot(); until_data(COMMAND); report(COMMAND, *ended(7)); forever()", args);
+        output.exited(125).said(&["the machine did not start", other]);
+    }
+    liars.tare.reap_orphans();
 }
 
 #[test]
@@ -160,6 +167,17 @@ fn a_machine_that_breaks_the_protocol_is_lost() {
     }
 }
 
+/// A machine that does not say that its files are written is awaited for 10 s.
+#[test]
+fn a_machine_without_writable_volumes_is_not_asked_to_write_its_files() {
+    let liars = liars!("30s");
+    let volume = format!("{}:/r:ro", liars.directory.path().display());
+    let start = Instant::now();
+    let lie = "start(); report(COMMAND, *ended(7)); forever()";
+    liars.output(lie, &["-v", &volume, "--", "cat"]).exited(7);
+    assert!(start.elapsed() < Duration::from_secs(9), "{:?}", start.elapsed());
+}
+
 const TWICE: &str = "start(); report(COMMAND, STARTED)
 report(COMMAND, *ended(7)); report(COMMAND, *ended(8))
 until_data(OWN); report(OWN, DONE); forever()";
@@ -167,6 +185,9 @@ until_data(OWN); report(OWN, DONE); forever()";
 #[test]
 fn a_machine_that_never_answers_keeps_no_client() {
     let liars = liars!("30s");
+    let volume = liars.directory.join("w");
+    fs::create_dir(&volume).expect("it is new");
+    let volume = format!("{}:/w", volume.display());
     for (lie, code) in [
         // It started the command, and says no more.
         ("start(); forever()", 124),
@@ -182,7 +203,7 @@ fn a_machine_that_never_answers_keeps_no_client() {
         ("start(); flood([STDOUT, STDERR], bytes(8000))", 124),
     ] {
         let start = Instant::now();
-        let mut running = liars.run(lie, &["-i", "--timeout", "1s", "--", "cat"]);
+        let mut running = liars.run(lie, &["-i", "--timeout", "1s", "-v", &volume, "--", "cat"]);
         running.write(&[b'x'; 60_000]);
         let output = running.wait().exited(code);
         assert!(start.elapsed() < WITHIN, "{lie}: {output}");

@@ -59,6 +59,8 @@ pub struct Machine {
     commands: Console,
     memory_bytes: u64,
     set_memory: String,
+    /// It can write to a volume.
+    has_writable_share: bool,
     /// The connection to the first process of the machine.
     own: Option<Channel>,
     /// How many requests over `own` it has not answered yet.
@@ -141,6 +143,7 @@ impl Machine {
             commands: Console { fd: Some(commands.into()), last: Vec::new() },
             memory_bytes,
             set_memory,
+            has_writable_share: guest.trees.iter().any(|tree| tree.writable),
             own: None,
             unanswered: 0,
             stage: BootStage::Booting(Box::new(guest)),
@@ -155,6 +158,11 @@ impl Machine {
     /// Notes that the monitor has ended, and with it the machine.
     pub fn ended(&mut self) {
         self.fail(Errno::CHILD);
+    }
+
+    /// Notes that the machine has reported the end of a command that it has not started.
+    pub fn lied(&mut self) {
+        self.fail(Errno::PROTO);
     }
 
     pub fn is_ready(&self) -> bool {
@@ -223,6 +231,9 @@ impl Machine {
     /// Waits until the machine has written everything to its volumes, at most until `until_ns` and
     /// for `SYNC_WITHIN`.
     pub fn sync(&mut self, until_ns: u64) {
+        if !self.has_writable_share {
+            return;
+        }
         let within_ns = boot_ns().saturating_add(SYNC_WITHIN.as_nanos() as u64);
         let until_ns = until_ns.min(within_ns);
         self.ask(&ToMachine::Sync);
@@ -399,6 +410,7 @@ mod tests {
             commands: Console { fd: Some(commands.into()), last: Vec::new() },
             memory_bytes: 0,
             set_memory: String::new(),
+            has_writable_share: true,
             own: Some(Channel::new(own.into())),
             unanswered: 0,
             stage: BootStage::Ready,

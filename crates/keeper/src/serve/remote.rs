@@ -216,7 +216,7 @@ impl Supervisor {
                     }
                     Received::Nothing => break,
                     Received::Closed => {
-                        self.executions[index].ended_in_machine(End::killed(Cause::MachineLost));
+                        self.end_remote(index, End::killed(Cause::MachineLost));
                         break;
                     }
                 }
@@ -234,7 +234,7 @@ impl Supervisor {
             Report::Ended(End { wait_status, oom, .. }) => {
                 self.report_full_scratch(index);
                 let end = End { oom, ..End::of_command(wait_status) };
-                self.executions[index].ended_in_machine(end.under(Pressure::default()));
+                self.end_remote(index, end.under(Pressure::default()));
             }
             Report::Terminal => self.take_terminal(index, passed),
             Report::ScratchFull => {
@@ -263,8 +263,18 @@ impl Supervisor {
             | Report::Usage(_)
             | Report::Input { .. }
             | Report::MachineUsage { .. } => {
-                self.executions[index].ended_in_machine(End::killed(Cause::MachineLost));
+                self.end_remote(index, End::killed(Cause::MachineLost));
             }
+        }
+    }
+
+    /// Ends an execution. The machine of a command that ends before it has started has failed: the creator
+    /// waits for the start, and not for an end.
+    fn end_remote(&mut self, index: usize, end: End) {
+        let execution = &mut self.executions[index];
+        match &mut self.machine {
+            Some(machine) if execution.ends_box && !execution.has_started() => machine.lied(),
+            Some(_) | None => execution.ended_in_machine(end),
         }
     }
 
@@ -319,7 +329,7 @@ impl Supervisor {
         // client of any other would send what the user types to it.
         let wanted = self.executions[index].remote_mut().is_some_and(Remote::take_terminal);
         let (true, Some(master)) = (wanted, passed.pop()) else {
-            return self.executions[index].ended_in_machine(End::killed(Cause::MachineLost));
+            return self.end_remote(index, End::killed(Cause::MachineLost));
         };
         let execution = &self.executions[index];
         match (&mut self.context.output, execution.channel()) {
