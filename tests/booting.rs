@@ -83,3 +83,10 @@ fn a_detached_box_whose_machine_boots_is_removed_at_once_over_http() {
     server.stop().ok();
     liars.tare.reap_orphans();
 }
+
+#[test]
+fn a_log_that_leaves_a_machine_too_little_memory_to_boot_is_refused() {
+    let liars = liars!("2s");
+    let limits = ["-d", "--memory", "256m", "--output-limit", "64m", "--", "true"];
+    liars.run("forever()", &limits).wait().exited(125).said(&["too small", "288 MiB"]);
+}

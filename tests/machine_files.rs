@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tare_harness::skip::{has_program, is_root};
-use tare_harness::{Output, TemporaryDirectory, eventually, skip};
+use tare_harness::{FileServer, Output, TemporaryDirectory, eventually, skip};
 
 use crate::kernels::package;
 use crate::machines::{Machines, QEMU, machines};
@@ -147,4 +147,34 @@ fn a_user_without_privileges_runs_machines() {
     machines.detached(&["--quiet", "--name", "web", "--", "sleep", "1000"]);
     machines.call(&["exec", "web", "--", "sh", "-c", "exit 5"]).exited(5);
     machines.call(&["rm", "-f", "web"]).ok();
+}
+
+/// The monitor reads files in threads of its own: one for each request, 64 at most.
+#[test]
+fn a_hundred_readers_of_a_volume_that_does_not_answer_end_no_machine() {
+    const READERS: usize = 100;
+    // Those for requests, and two more at least.
+    const THREADS: usize = 66;
+    let machines = machines!();
+    let Some(files) = FileServer::new(&machines.tare) else {
+        skip!("bindfs or /dev/fuse is not there, or we are not root");
+    };
+    for number in 1..=READERS {
+        fs::write(files.path().join(number.to_string()), "x").expect("it is ours");
+    }
+    let volume = format!("{}:/v:ro", files.path().display());
+    let read = format!(
+        "echo up; read _; for n in $(seq {READERS}); do cat /v/$n & done; wait; echo; echo all read"
+    );
+    let mut running = machines.run(&["-i", "-v", &volume, "--", "sh", "-c", &read]);
+    running.see("up");
+    let monitor = machines.monitor(&machines.tare.boxes_of_calls()[0]);
+    files.stop();
+    running.write(b"\n");
+    eventually("all threads of the monitor wait", || {
+        fs::read_dir(format!("/proc/{monitor}/task")).is_ok_and(|tasks| tasks.count() >= THREADS)
+    });
+    files.go_on();
+    running.see("all read").see(&"x".repeat(READERS));
+    running.wait().ok();
 }

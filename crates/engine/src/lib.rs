@@ -32,7 +32,7 @@ pub use audit::{Audit, AuditedBox, KeptBy, KeptFiles, RemovedSince};
 pub use care::Outcome;
 pub use care::sweep::Swept;
 pub use create::detach::Started;
-pub use create::machine::{MEMORY_BYTES_MIN as MACHINE_MEMORY_BYTES_MIN, MONITOR_PIDS};
+pub use create::machine::{MEMORY_BYTES_MIN as MACHINE_MEMORY_BYTES_MIN, monitor_pids};
 pub use create::seccomp;
 pub use create::{Prepared, TemplateOf};
 pub use engine::{Engine, Purpose};

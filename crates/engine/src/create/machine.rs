@@ -39,8 +39,12 @@ use crate::vm::{MachinePart, MachineSettings, acceleration, initramfs};
 
 /// The least memory limit: a kernel with its modules, a keeper and one command fit.
 pub const MEMORY_BYTES_MIN: u64 = 256 << 20;
-/// Enough for the threads of the monitor. It starts more of them while it reads files.
-pub const MONITOR_PIDS: u32 = 64;
+/// The least memory of a machine itself. With 96 MiB, Debian's kernel panics before its first process.
+const GUEST_BYTES_MIN: u64 = 128 << 20;
+/// The threads that QEMU starts for requests for files. It aborts if it cannot start one.
+const REQUEST_THREADS: u32 = 64;
+/// Enough for the keeper, and for every thread of the monitor that serves neither requests nor processors.
+const OTHER_THREADS: u32 = 16;
 const MONITOR_NOFILE: u32 = 1024;
 /// The monitor writes no file.
 const MONITOR_SCRATCH_BYTES: u64 = 1 << 20;
@@ -88,6 +92,11 @@ impl<'a> Machine<'a> {
         let wanted = (wanted, new.spec.privilege);
         let parts = parts(&settings, wanted, &at.root.host).map_err(|(_, why)| why)?;
         let Parts { monitor, power: Power { accelerator, kvm_node, note }, kernel } = parts;
+        let overhead_bytes = overhead_bytes(&monitor, accelerator, new.mode);
+        check_limit(
+            new.spec.limits.memory_bytes.value(),
+            GUEST_BYTES_MIN.saturating_add(overhead_bytes),
+        )?;
         let initramfs = initramfs::make(&kernel.modules)
             .context(|| "cannot make the machine's first files".into())?;
         Ok(Self {
@@ -166,9 +175,7 @@ impl<'a> Machine<'a> {
     /// Returns the memory of the machine: the memory limit without what the monitor and the log need.
     fn memory_bytes(&self, mode: Mode<'_>) -> u64 {
         let limit = self.inner.limits.memory_bytes.value();
-        let log_bytes = mode.options().map_or(0, |options| options.log_bytes_max.value());
-        let overhead_bytes = self.monitor.overhead_bytes(self.accelerator);
-        limit.saturating_sub(overhead_bytes).saturating_sub(log_bytes)
+        limit.saturating_sub(overhead_bytes(&self.monitor, self.accelerator, mode))
     }
 
     /// Returns what the record says about the machine.
@@ -280,9 +287,19 @@ fn check(NewBox { spec, mode }: NewBox<'_>) -> Result<(), Error> {
 
 /// Refuses a memory limit with which no machine works.
 pub fn check_memory(bytes: u64) -> Result<(), Error> {
-    quantity::check_memory(bytes, MEMORY_BYTES_MIN, |bytes| {
-        format!("a memory limit of {bytes} is too small for a machine")
+    check_limit(bytes, MEMORY_BYTES_MIN)
+}
+
+fn check_limit(bytes: u64, least: u64) -> Result<(), Error> {
+    quantity::check_memory(bytes, least, |bytes| {
+        format!("a memory limit of {bytes} is too small for this machine")
     })
+}
+
+/// Returns how much of the memory limit the machine does not get: what the monitor and the log need.
+fn overhead_bytes(monitor: &Qemu, accelerator: Accelerator, mode: Mode<'_>) -> u64 {
+    let log_bytes = mode.options().map_or(0, |options| options.log_bytes_max.value());
+    monitor.overhead_bytes(accelerator).saturating_add(log_bytes)
 }
 
 /// What runs the instructions of a machine.
@@ -352,7 +369,7 @@ fn outer(spec: &Spec, monitor: &Path) -> Spec {
         privilege: Privilege::Unprivileged,
         seccomp: SeccompProfile::Default,
         limits: crate::spec::Limits {
-            pids: Limit::Default(MONITOR_PIDS),
+            pids: Limit::Default(monitor_pids()),
             nofile: MONITOR_NOFILE,
             scratch_bytes: Limit::Default(MONITOR_SCRATCH_BYTES),
             ..spec.limits.clone()
@@ -406,7 +423,16 @@ fn trees(volumes: &[Volume]) -> Vec<SharedTree> {
 
 /// Returns as many processors as the limit of processor time needs, and the host has.
 fn processors(spec: &Spec) -> u32 {
-    let host = std::thread::available_parallelism().map_or(1, |it| it.get());
     let needed = spec.limits.cpus.map_or(1, |cpus| cpus.milli.div_ceil(1000));
-    needed.min(u32::try_from(host).unwrap_or(u32::MAX))
+    needed.min(host_processors())
+}
+
+fn host_processors() -> u32 {
+    let host = std::thread::available_parallelism().map_or(1, |it| it.get());
+    u32::try_from(host).unwrap_or(u32::MAX)
+}
+
+/// Returns how many processes and threads the box around a machine may have.
+pub fn monitor_pids() -> u32 {
+    (REQUEST_THREADS + OTHER_THREADS).saturating_add(host_processors())
 }

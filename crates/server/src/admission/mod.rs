@@ -20,7 +20,7 @@ use std::time::Instant;
 
 use tare_engine::spec::{Driver, Spec, Tenant};
 use tare_engine::{
-    Actor, BoxId, Changes, Details, EndedLine, Explanation, MONITOR_PIDS, Receipt, Scope, Status,
+    Actor, BoxId, Changes, Details, EndedLine, Explanation, Receipt, Scope, Status, monitor_pids,
 };
 
 use crate::admission::bodies::Bodies;
@@ -176,7 +176,7 @@ impl Need {
     /// A box that exists already, with these limits. The processes in a machine are not processes
     /// of the host.
     pub fn of_existing(driver: Driver, pids: u32, memory_bytes: u64) -> Self {
-        let pids = if driver == Driver::Vm { MONITOR_PIDS } else { pids };
+        let pids = if driver == Driver::Vm { monitor_pids() } else { pids };
         Self { work: Work::Box, driver, pids, memory_bytes }
     }
 }
