@@ -6,7 +6,9 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use tare_harness::{Output, TemporaryDirectory, eventually};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use tare_harness::skip::is_root;
+use tare_harness::{Output, TemporaryDirectory, eventually, skip};
 
 use crate::hostile_machines::{KEEPER_KIB_MAX, peak_kib};
 use crate::machines::{Machines, machines};
@@ -249,6 +251,35 @@ fn root_of_a_machine_gets_nothing_of_the_host_and_takes_nothing_from_it() {
     for id in [id, neighbour] {
         tare.remove(&id);
     }
+}
+
+/// What a machine writes to memory of the host, the host's kernel charges to the box and cannot reclaim.
+#[test]
+fn a_machine_cannot_write_to_a_volume_that_is_memory_and_fills_a_disk_without_harm() {
+    let machines = machines!();
+    let tare = &machines.tare;
+    if !is_root() {
+        skip!("only root can mount");
+    }
+    let memory = TemporaryDirectory::new();
+    let size = Some(c"size=600m,mode=777");
+    mount("memory", memory.path(), "tmpfs", MountFlags::empty(), size).expect("root can mount");
+    let memory_volume = |rest: &str| format!("{}:/m{rest}", memory.text());
+    let refused = machines.run(&["-v", &memory_volume(""), "--", "true"]).wait().exited(125);
+    refused.said(&[memory.text(), "in memory", "on a disk", "':ro'"]);
+    memory.write("seen", "seen\n");
+    let disk = TemporaryDirectory::new();
+    fs::set_permissions(disk.path(), fs::Permissions::from_mode(0o777)).expect("it is ours");
+    let disk_volume = format!("{}:/w", disk.text());
+    let volumes = ["-v", &memory_volume(":ro"), "-v", &disk_volume];
+    let id = machines
+        .detached(&[&["--memory", "320m"][..], &volumes, &["--", "sleep", "1000"]].concat());
+    // With the memory of the machine, this is more than the box may have.
+    let fill = "cat /m/seen && dd if=/dev/zero of=/w/full bs=1M count=200 2>/dev/null && echo full";
+    machines.call(&["exec", &id, "--", "sh", "-c", fill]).ok().printed("seen\nfull\n");
+    machines.call(&["exec", &id, "--", "true"]).ok();
+    tare.remove(&id);
+    unmount(memory.path(), UnmountFlags::empty()).expect("no process uses it");
 }
 
 /// Makes the driver of the port let go of it, and opens the port instead of the first process.

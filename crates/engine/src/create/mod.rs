@@ -508,7 +508,9 @@ fn trees(at: BoxAt<'_>, spec: &Spec, map: IdMap, scratch: Option<Tree>) -> Resul
     };
     let state_root = at.root.layout.root();
     let root = plan::wants_root_tree(spec).map(|path| trees::root(path, state_root, mapping));
-    let volumes = spec.volumes.iter().map(|volume| trees::volume(volume, state_root, mapping));
+    let driver = spec.driver();
+    let volumes = spec.volumes.iter();
+    let volumes = volumes.map(|volume| trees::volume(volume, driver, state_root, mapping));
     Ok(Trees { scratch, root: root.transpose()?, volumes: volumes.collect::<Result<_, _>>()? })
 }
 

@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, Stat, fstat, openat2};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, Stat, fstat, fstatfs, openat2};
 use rustix::io::Errno;
 use tare_kernel::files::Kind;
 use tare_kernel::idmap::{Extent, id_map_namespace};
@@ -18,7 +18,7 @@ use tare_kernel::mount::{self, Attributes, NOSUID_NODEV, Reach};
 
 use crate::error::{Context, Error, ErrorKind};
 use crate::holdings::{Place, Tree, uids};
-use crate::spec::{Access, User, Volume};
+use crate::spec::{Access, Driver, User, Volume};
 
 /// How the mounts are made, and how ids are mapped in them.
 #[derive(Debug, Clone, Copy)]
@@ -53,7 +53,12 @@ pub fn root(path: &Path, state_root: &Path, mapping: Mapping) -> Result<Tree, Er
 }
 
 /// Returns the tree of a volume, on which the box's user acts as its owner.
-pub fn volume(volume: &Volume, state_root: &Path, mapping: Mapping) -> Result<Tree, Error> {
+pub fn volume(
+    volume: &Volume,
+    driver: Driver,
+    state_root: &Path,
+    mapping: Mapping,
+) -> Result<Tree, Error> {
     let path = &volume.host;
     let doing = || format!("cannot bind {} into the box", path.display());
     let opened = open(path).map_err(|error| refused("-v", path, error))?;
@@ -77,6 +82,9 @@ pub fn volume(volume: &Volume, state_root: &Path, mapping: Mapping) -> Result<Tr
                 "the box could talk to a service of the host; bind a directory without one",
             ));
     }
+    if driver == Driver::Vm && volume.access == Access::ReadWrite {
+        refuse_memory(&opened, doing)?;
+    }
     let Mapping::Range { first, user } = mapping else {
         return Ok(by_path(path, is_directory));
     };
@@ -89,6 +97,21 @@ pub fn volume(volume: &Volume, state_root: &Path, mapping: Mapping) -> Result<Tr
         error.with_hint("its file system may not support id-mapped mounts; ':ro' needs none")
     })?;
     Ok(inherited(mounted, is_directory))
+}
+
+/// File systems whose files are memory: tmpfs, ramfs and hugetlbfs (statfs(2)).
+const MEMORY: [i64; 3] = [0x0102_1994, 0x8584_58f6, 0x9584_58f6];
+
+/// Refuses memory as a volume that a machine can write. The kernel charges it to the monitor, and cannot
+/// reclaim it. A machine that fills the volume would make the kernel kill the monitor.
+fn refuse_memory(opened: &OwnedFd, doing: impl Fn() -> String) -> Result<(), Error> {
+    let file_system = fstatfs(opened).map_err(io::Error::from).context(&doing)?.f_type;
+    if !MEMORY.contains(&file_system) {
+        return Ok(());
+    }
+    Err(unusable(doing())
+        .caused_by("its files are in memory, and would use up the memory limit of the machine")
+        .with_hint("bind a directory on a disk, or add ':ro'"))
 }
 
 /// Refuses a path that contains the state root or is in it. A box that could write there could end
