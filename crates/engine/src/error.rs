@@ -43,6 +43,26 @@ pub enum ErrorKind {
     Failed,
 }
 
+impl ErrorKind {
+    /// Returns whether the clients of a server see the reason of such an error. Others can name paths and
+    /// processes of the host.
+    pub fn is_for_clients(self) -> bool {
+        match self {
+            Self::HostPath | Self::Stuck | Self::Failed => false,
+            Self::BadRequest
+            | Self::NoSuchBox
+            | Self::Conflict
+            | Self::Warm
+            | Self::NoAnswer
+            | Self::Unsupported
+            | Self::CommandNotFound
+            | Self::CommandNotExecutable
+            | Self::Boot(_)
+            | Self::Busy => true,
+        }
+    }
+}
+
 /// Why a machine did not start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BootFailure {

@@ -149,7 +149,7 @@ fn look_before_the_kill(
 pub fn roll_back(at: BoxAt<'_>, record: LockedRecord, own: Option<Own<'_>>, why: Error) -> Error {
     let lines = record.lines_now();
     let Some(ending) = &lines.ending else {
-        let ended = EndedLine::failed_start(why.in_full());
+        let ended = EndedLine::failed_start((&why).into());
         return undo(at, record, (own, Some(&ended)), why);
     };
     let end = End::killed(ending.why.cause());

@@ -70,9 +70,9 @@ impl Explanation {
         Self { state, stuck_on: None, sentence, evidence, stderr, history, sources }
     }
 
-    /// Drops what describes the host: the pids of tare's processes and of the keeper.
+    /// Drops what describes the host: the pids of tare's processes and of the keeper, and paths.
     pub fn without_host(mut self) -> Self {
-        self.sources.hide_pids();
+        self.sources.hide_host();
         // A box that is stuck names processes and paths of the host.
         let stuck_on = self.stuck_on.filter(|_| self.state == Some(State::Starting));
         Self { stuck_on, ..Self::of(self.state, self.sources) }

@@ -323,14 +323,14 @@ impl Sources {
 }
 
 impl Sources {
-    /// Hides the pids that processes had on the host.
-    pub fn hide_pids(&mut self) {
+    /// Hides the pids that processes had on the host, and reasons that name its paths.
+    pub fn hide_host(&mut self) {
         for line in &mut self.lines {
             match line {
                 Line::Created(it) => it.creator.iter_mut().for_each(Actor::hide_pid),
                 Line::Keeper(it) => it.pid = HIDDEN_PID.cast_signed(),
                 Line::Ending(it) => it.pid = HIDDEN_PID,
-                Line::Ended(it) => it.by.iter_mut().for_each(Actor::hide_pid),
+                Line::Ended(it) => it.hide_host(),
                 Line::Requested(it) => it.by.hide_pid(),
                 // The reason may name a process.
                 Line::Stuck(it) => it.why.clear(),

@@ -39,7 +39,7 @@ use crate::host::layout::StateRoot;
 use crate::host::state_root;
 use crate::receipt::{self, Receipt};
 use crate::record::lines::{
-    ClaimedDetached, ClaimedLine, EndedLine, Evidence, HeldLine, Line, Reason, asked_for,
+    ClaimedDetached, ClaimedLine, EndedLine, Evidence, Failure, HeldLine, Line, Reason, asked_for,
 };
 use crate::record::{LockedRecord, Record};
 use crate::session::failure::{LaunchSubject, START_WITHIN};
@@ -100,7 +100,7 @@ struct Observed {
     /// Counts from the start of the command, if it is in a machine.
     timeout: Option<Duration>,
     /// Why the process could not be started.
-    failure: Option<String>,
+    failure: Option<Failure>,
     /// The actor that ended the template of the box, and the box with it.
     by: Option<Actor>,
     /// The last signal that this session passed on.
@@ -337,7 +337,7 @@ impl Session {
             Event::Terminal(_) => {}
             Event::Ended(end) => (self.over, self.end) = (true, self.end.or(Some(*end))),
             Event::Failed(error) => {
-                (self.over, self.observed.failure) = (true, Some(error.in_full()))
+                (self.over, self.observed.failure) = (true, Some(Failure::from(error)))
             }
         }
         Some(event)
@@ -581,11 +581,8 @@ impl Session {
             evidence.stderr = shown_stderr(stderr).filter(|_| keeps);
         }
         let (by, asked_before) = self.asked_for(end);
-        EndedLine {
-            failure: self.observed.failure.clone(),
-            asked_before,
-            ..EndedLine::seen(end, by, evidence)
-        }
+        EndedLine { asked_before, ..EndedLine::seen(end, by, evidence) }
+            .with_failure(self.observed.failure.clone())
     }
 
     /// Returns the actor that asked for the act that ended the box of this session in this way, and how

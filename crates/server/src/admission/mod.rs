@@ -129,10 +129,10 @@ impl Caller {
         if self.is_admin { explanation } else { explanation.without_host() }
     }
 
-    /// Only an admin sees the pid of the process that ended a box.
+    /// Only an admin sees the pid of the process that ended a box, and paths of the host.
     pub fn shown_end(&self, mut ended: EndedLine) -> EndedLine {
         if !self.is_admin {
-            ended.by.iter_mut().for_each(Actor::hide_pid);
+            ended.hide_host();
         }
         ended
     }

@@ -9,6 +9,7 @@ use tare_control::{Cause, End};
 use tare_kernel::clock::boot_ns;
 
 use crate::actor::Actor;
+use crate::error::Error;
 use crate::record::lines::{Evidence, RequestLine, asked_for};
 use crate::time::Timestamp;
 
@@ -88,6 +89,9 @@ pub struct EndedLine {
     /// Why the box could not be made, or its command could not be started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
+    /// The clients of a server see that reason. Others name paths of the host.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_for_clients: bool,
     #[serde(default)]
     pub evidence: Evidence,
 }
@@ -132,14 +136,44 @@ impl EndedLine {
             by,
             asked_before: None,
             failure: None,
+            is_for_clients: false,
             evidence,
         }
     }
 
     /// A box that could not be made, or whose command could not be started.
-    pub fn failed_start(why: String) -> Self {
+    pub fn failed_start(why: Failure) -> Self {
         let end = End::killed(Cause::StartFailed);
-        Self { failure: Some(why), ..Self::seen(end, None, Evidence::default()) }
+        Self::seen(end, None, Evidence::default()).with_failure(Some(why))
+    }
+
+    pub fn with_failure(self, failure: Option<Failure>) -> Self {
+        let is_for_clients = failure.as_ref().is_some_and(|it| it.is_for_clients);
+        Self { failure: failure.map(|it| it.why), is_for_clients, ..self }
+    }
+
+    /// Hides what describes the host.
+    pub fn hide_host(&mut self) {
+        self.by.iter_mut().for_each(Actor::hide_pid);
+        if !self.is_for_clients {
+            self.failure.iter_mut().for_each(|it| HIDDEN_FAILURE.clone_into(it));
+        }
+    }
+}
+
+/// Clients see this instead of a reason that names paths of the host.
+const HIDDEN_FAILURE: &str = "the server failed, and its log has the reason";
+
+/// Why a box could not be made, or its command could not be started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    pub why: String,
+    pub is_for_clients: bool,
+}
+
+impl From<&Error> for Failure {
+    fn from(error: &Error) -> Self {
+        Self { why: error.in_full(), is_for_clients: error.kind().is_for_clients() }
     }
 }
 

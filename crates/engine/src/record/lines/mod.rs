@@ -20,7 +20,7 @@ use crate::actor::Actor;
 use crate::spec::{Cpus, DetachOptions, Name, Spec};
 use crate::time::{Moment, Timestamp, from_now};
 
-pub use end::{EndedLine, EndingLine, Reason, StuckLine};
+pub use end::{EndedLine, EndingLine, Failure, Reason, StuckLine};
 pub use evidence::Evidence;
 pub use fold::RecordLines;
 pub use held_line::{HeldItem, HeldLine, NAMED_MAX, SeenGone};
