@@ -69,6 +69,37 @@ fn a_limit_of_the_callers_cgroup_holds_for_its_boxes() {
 }
 
 #[test]
+fn a_limit_above_the_box_is_not_named_as_its_own() {
+    let tare = tare!();
+    let Some(scope) = Scope::new("above") else {
+        skip!("only root can make cgroups here");
+    };
+    let in_v1 = scope.directories.iter().any(|it| it.join("memory.limit_in_bytes").exists());
+    let memory = if in_v1 { "memory.limit_in_bytes" } else { "memory.max" };
+    fs::write(scope.with(memory), "67108864").expect("it is ours");
+    let parent = ["--cgroup-parent", &scope.name, "--memory", "512m", "--pids", "100", "--"];
+    let start = |command: &[&str]| tare.detached(parent.iter().chain(command));
+    let sentence = |id: &str| {
+        tare.call(["wait", id]);
+        tare.json(["explain", "--json", id])["sentence"].as_str().expect("it ended").to_owned()
+    };
+    let greedy = ["python3", "-c", "held = [b'x' * 1048576 for _ in range(256)]"];
+    let killed = sentence(&start(&greedy));
+    assert!(killed.contains("a cgroup above the box ran out of memory"), "{killed}");
+    assert!(!killed.contains("Raise"), "{killed}");
+    let id = start(&["sleep", "1000"]);
+    let exec = tare.call(["exec", &id].iter().chain(&greedy)).exited(137);
+    assert!(!exec.stderr_text().contains("memory limit"), "{exec}");
+    tare.remove(&id);
+    fs::write(scope.with("pids.max"), "12").expect("it is ours");
+    let forks = "i=0; while [ $i -lt 30 ]; do sleep 5 & i=$((i+1)); done";
+    let refused = sentence(&start(&["sh", "-c", forks]));
+    assert!(!refused.contains("of 100") && !refused.contains("Raise"), "{refused}");
+    tare.call(["rm", "-f", "--all"]).ok();
+    tare.nothing_left();
+}
+
+#[test]
 fn a_killed_run_below_the_cgroup_of_its_caller_is_removed_by_the_next_command() {
     let tare = tare!();
     let Some(scope) = Scope::of_caller("killed") else {

@@ -18,7 +18,7 @@ pub enum Cause {
     Timeout,
     /// The lease passed.
     Lease,
-    /// The command failed, and the kernel had killed a process of the box at its memory limit.
+    /// The command failed, and the kernel had killed a process of the box for memory.
     Memory,
     /// The output exceeded a limit that ends the command.
     OutputLimit,
@@ -91,7 +91,7 @@ impl Cause {
 /// The limits that a box had reached by its end, as far as the kernel counts that.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Pressure {
-    /// The kernel killed a process of the box at its memory limit.
+    /// The kernel killed a process of the box for memory.
     pub oom: bool,
     /// The kernel refused the box another process.
     pub pids: bool,
@@ -133,7 +133,7 @@ pub struct End {
     pub cause: Cause,
     /// As wait(2) gives it.
     pub wait_status: i32,
-    /// Whether the kernel killed a process of the box at its memory limit.
+    /// Whether the kernel killed a process of the box for memory.
     pub oom: bool,
 }
 

@@ -21,14 +21,17 @@ pub struct OomKill {
     pub name: String,
     /// When, on the boot clock. The log has its own clock, which may differ by some milliseconds.
     pub boot_ns: u64,
+    /// The kernel killed it at the limit of its own cgroup. Otherwise a cgroup above or the host had no
+    /// memory left.
+    pub at_own_limit: bool,
 }
 
-/// Returns the processes that the kernel killed at the memory limit of this cgroup, the earliest
-/// first. Empty if the log cannot be read, or no longer says it.
+/// Returns the processes in this cgroup that the kernel killed for memory since this time of the boot
+/// clock, the earliest first. Empty if the log cannot be read, or no longer says it.
 ///
 /// The kernel logs a record for each of them (oom_kill.c):
 /// `oom-kill:constraint=CONSTRAINT_MEMCG,...,oom_memcg=/NAME,...,task=python3,pid=7,uid=0`.
-pub fn oom_killed(cgroup: &str) -> Vec<OomKill> {
+pub fn oom_killed(cgroup: &str, since_ns: u64) -> Vec<OomKill> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let Ok(log) = openat(CWD, "/dev/kmsg", flags, Mode::empty()) else {
         return Vec::new();
@@ -37,7 +40,10 @@ pub fn oom_killed(cgroup: &str) -> Vec<OomKill> {
     let mut record = [0; RECORD_BYTES_MAX];
     for _ in 0..RECORDS_MAX {
         match read(&log, &mut record) {
-            Ok(length) => kills.extend(kill_in(&record[..length], cgroup, clock_start_ns())),
+            Ok(length) => {
+                let kill = kill_in(&record[..length], cgroup, clock_start_ns());
+                kills.extend(kill.filter(|kill| kill.boot_ns >= since_ns));
+            }
             // The record was overwritten before it was read: the next read returns a later one.
             Err(Errno::PIPE | Errno::INTR) => {}
             Err(_) => break,
@@ -67,11 +73,11 @@ fn kill_in(record: &[u8], cgroup: &str, clock_start_ns: u64) -> Option<OomKill> 
         let fields = text.lines().next()?.split(',');
         fields.filter_map(|field| field.split_once('=')).find(|(own, _)| *own == key)
     };
-    let (_, killed_in) = field("task_memcg")?;
-    let is_its = killed_in.split('/').any(|part| part == cgroup);
-    let (_, name) = field("task").filter(|_| is_its)?;
+    let is_its = |path: &str| path.split('/').any(|part| part == cgroup);
+    let (_, name) = field("task").filter(|_| field("task_memcg").is_some_and(|it| is_its(it.1)))?;
     let boot_ns = clock_start_ns.saturating_add(at_us.saturating_mul(1000));
-    Some(OomKill { name: name.to_owned(), boot_ns })
+    let at_own_limit = field("oom_memcg").is_some_and(|it| is_its(it.1));
+    Some(OomKill { name: name.to_owned(), boot_ns, at_own_limit })
 }
 
 #[cfg(test)]
@@ -83,10 +89,22 @@ mod tests {
         let record = b"6,912,868836658,-;oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),\
             cpuset=/,mems_allowed=0,oom_memcg=/x/tare-a-b,task_memcg=/x/tare-a-b/work,task=tail,\
             pid=26485,uid=0\n";
-        let kill = OomKill { name: "tail".to_owned(), boot_ns: 868_836_658_005 };
+        let (name, boot_ns) = ("tail".to_owned(), 868_836_658_005);
+        let kill = OomKill { name, boot_ns, at_own_limit: true };
         assert_eq!(kill_in(record, "tare-a-b", 5), Some(kill));
         assert_eq!(kill_in(record, "tare-a", 0), None);
         assert_eq!(kill_in(b"6,1,1,-;usb 1-1: new device", "tare-a-b", 0), None);
         assert_eq!(kill_in(b"\xff", "tare-a-b", 0), None);
+    }
+
+    #[test]
+    fn a_kill_for_memory_of_the_host_or_of_a_cgroup_above_is_not_one_at_the_limit_of_the_box() {
+        for place in ["CONSTRAINT_MEMCG,oom_memcg=/x", "CONSTRAINT_NONE,cpuset=/,global_oom"] {
+            let record = format!(
+                "6,912,8,-;oom-kill:constraint={place},task_memcg=/x/tare-a-b,task=tail,pid=2,uid=0\n"
+            );
+            let kill = kill_in(record.as_bytes(), "tare-a-b", 0).expect("it is about the box");
+            assert!(!kill.at_own_limit, "{record}");
+        }
     }
 }

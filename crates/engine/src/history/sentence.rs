@@ -18,6 +18,9 @@ use crate::time::Timestamp;
 const MACHINE_LOST: &str = "The machine ended before its command: its kernel panicked, restarted or \
                             turned it off, or a process killed its monitor.";
 
+const NO_MEMORY_ABOVE: &str = "The host or a cgroup above the box ran out of memory, and the kernel \
+                               killed a process of the box";
+
 /// What ended: a whole box with its command, or one exec in a box that may live on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Subject {
@@ -85,8 +88,10 @@ impl<'a> Circumstances<'a> {
             Cause::Signalled => (self.signalled(), None),
             Cause::Timeout => (format!("Killed by tare: {}.", self.timeout()), Some(Timeout)),
             Cause::Lease => (format!("Killed by tare: {}.", self.lease()), Some(Lease)),
-            Cause::Memory => (self.memory(), Some(Memory)),
-            Cause::Pids => (self.pids(), Some(Pids)),
+            Cause::Memory => (self.memory(), Some(Memory).filter(|_| !self.is(|it| it.oom_above))),
+            Cause::Pids => {
+                (self.pids(), Some(Pids).filter(|_| !self.is(|it| it.pids_refused_above)))
+            }
             Cause::ScratchFull => (self.scratch_full(), Some(Scratch)),
             Cause::OutputLimit => (format!("Killed by tare: {}.", self.output()), Some(Output)),
             Cause::Stopped => (self.stopped(), None),
@@ -105,18 +110,24 @@ impl<'a> Circumstances<'a> {
         Sentence { text, hint: limit.map(Hint::Raise) }
     }
 
+    fn is(&self, what: fn(&Evidence) -> bool) -> bool {
+        self.evidence.is_some_and(what)
+    }
+
     /// Limits that were reached, although they are not the cause.
     fn aside(&self) -> String {
         let Some(evidence) = self.evidence else { return String::new() };
         let reached = evidence.pressure();
         let limit = evidence.memory_limit_bytes;
-        let memory = reached.oom.then(|| {
+        let above = reached.oom && evidence.oom_above;
+        let above = above.then(|| format!(" {NO_MEMORY_ABOVE} ({}).", self.oom_killed()));
+        let memory = (reached.oom && !evidence.oom_above).then(|| {
             let limit = limit.map(|it| format!(" of {}", show_bytes(it))).unwrap_or_default();
             format!(" The box reached its memory limit{limit} ({}).", self.oom_killed())
         });
         let pids = reached.pids.then(|| format!(" The kernel refused {}.", self.refused()));
         let full = reached.scratch_full.then_some(" The scratch space was full.".to_owned());
-        [memory, pids, full].into_iter().flatten().collect()
+        [memory, above, pids, full].into_iter().flatten().collect()
     }
 
     fn signalled(&self) -> String {
@@ -172,6 +183,10 @@ impl<'a> Circumstances<'a> {
     }
 
     fn memory(&self) -> String {
+        if self.is(|it| it.oom_above) {
+            let killed = self.oom_killed();
+            return format!("{NO_MEMORY_ABOVE} ({killed}). The command {}.", result(self.end));
+        }
         let limit = self.evidence.and_then(|evidence| evidence.memory_limit_bytes);
         let limit = match (limit, self.subject) {
             (Some(limit), _) => format!("memory limit of {} reached", show_bytes(limit)),
@@ -209,6 +224,9 @@ impl<'a> Circumstances<'a> {
         let evidence = self.evidence;
         let refused = evidence.and_then(|it| it.pids_refused).unwrap_or(1).max(1);
         let refused = Plural(refused, "new process", "new processes");
+        if self.is(|it| it.pids_refused_above) {
+            return format!("{refused}: process limit of a cgroup above the box reached");
+        }
         match evidence.and_then(|it| it.pids_limit) {
             Some(limit) => format!("{refused}: process limit of {limit} reached"),
             None => format!("{refused}: process limit reached"),
@@ -338,6 +356,8 @@ mod tests {
             "Killed by the kernel: memory limit of 64 MiB reached (peak 64 MiB, 1 process killed: \
              python3). Raise --memory."
         );
+        let above = Evidence { oom_above: true, ..killed.clone() };
+        let refused_above = Evidence { pids_refused_above: true, ..refused.clone() };
         let timeout = said(End::killed(Cause::Timeout), &evidence(), None);
         for sentence in [&memory, &timeout] {
             assert!(README.contains(sentence.as_str()), "{sentence}");
@@ -351,6 +371,8 @@ mod tests {
             said(End { cause: Cause::Stopped, ..End::of_command(15) }, &evidence(), Some(&stop)),
             said(End::killed(Cause::Killed), &evidence(), Some(&remove)),
             said(End::of_command(2 << 8).under(refused.pressure()), &refused, None),
+            said(End::of_command(9).under(above.pressure()), &above, None),
+            said(End::of_command(2 << 8).under(refused_above.pressure()), &refused_above, None),
             said(End::killed(Cause::KeeperLost), &evidence(), None),
             said(End::killed(Cause::ServerStopping), &evidence(), None),
             said(End::killed(Cause::HostRebooted), &evidence(), None),
@@ -372,6 +394,19 @@ mod tests {
         }
         let success = said(End::of_command(0).under(killed.pressure()), &killed, None);
         assert!(success.contains("exited with 0") && success.contains("memory limit"), "{success}");
+    }
+
+    #[test]
+    fn a_limit_is_named_only_if_the_box_has_reached_it() {
+        let killed = Evidence { oom_kills: Some(1), oom_above: true, ..evidence() };
+        let refused = Evidence { pids_refused: Some(1), pids_refused_above: true, ..evidence() };
+        for (wait_status, evidence) in [(9, &killed), (0, &killed), (256, &refused)] {
+            let text =
+                said(End::of_command(wait_status).under(evidence.pressure()), evidence, None);
+            assert!(text.contains("a cgroup above the box"), "{text}");
+            assert!(!text.contains(" of 64 MiB") && !text.contains(" of 8"), "{text}");
+            assert!(!text.contains("Raise"), "{text}");
+        }
     }
 
     #[test]

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, statat};
 use rustix::io::Errno;
-use tare_control::Pressure;
 use tare_kernel::cgroup::{Cgroup, Version, keyed_number};
 use tare_kernel::cgroup_tree::{self, CgroupTree, Members};
 use tare_kernel::clock::boot_ns;
@@ -106,6 +105,9 @@ impl<'a> CgroupReader<'a> {
         };
         // The kernel counts the keeper too. Kernels before 6.1 do not keep the peak.
         let pids_peak = number(pids("pids.peak")).or_else(|| self.pids());
+        let pids_refused = keyed(&pids("pids.events"), "max");
+        let pids_max = limits.map(|limits| u64::from(limits.pids.value()).saturating_add(1));
+        let refused_above = || is_refused_above(|file| pids(file).ok(), pids_max);
         Evidence {
             memory_limit_bytes: limits.map(|limits| limits.memory_bytes.value()),
             memory_peak_bytes: number(peak).or_else(|| self.memory()),
@@ -113,7 +115,8 @@ impl<'a> CgroupReader<'a> {
             oom_kills,
             pids_limit: limits.map(|limits| u64::from(limits.pids.value())),
             pids_peak: pids_peak.map(|peak| peak.saturating_sub(1)),
-            pids_refused: keyed(&pids("pids.events"), "max"),
+            pids_refused,
+            pids_refused_above: pids_refused.is_some_and(|it| it > 0) && refused_above(),
             cpu_us: keyed(&self.read_unified("cpu.stat"), "usage_usec"),
             cpu_throttled_us: limits
                 .and_then(|limits| limits.cpus)
@@ -198,24 +201,48 @@ impl<'a> CgroupReader<'a> {
 pub fn evidence(at: BoxAt<'_>, record: &Record) -> Evidence {
     let created = record.lines.created.as_ref();
     let limits = created.map(|created| &created.spec.limits);
-    let evidence = CgroupReader::new(at, record).evidence(limits);
+    let mut evidence = CgroupReader::new(at, record).evidence(limits);
+    // It may have reached the limit that it had before.
+    evidence.pids_refused_above &= record.lines.updates == 0;
     if !evidence.pressure().oom {
         return evidence;
     }
-    with_oom_kills(evidence, &layout::cgroup(Path::new(""), at.tagged_id()), 0)
+    let limit = evidence.memory_limit_bytes.unwrap_or(u64::MAX);
+    let is_full = evidence.memory_peak_bytes.is_some_and(|peak| peak >= limit);
+    let reached = evidence.memory_limit_reached.map(|reached| reached > 0 || is_full);
+    with_oom_kills(evidence, reached, &layout::cgroup(Path::new(""), at.tagged_id()), 0)
 }
 
 /// Adds the processes in the cgroup of a box that the kernel killed for memory since this time of the
-/// boot clock.
-fn with_oom_kills(evidence: Evidence, cgroup: &Path, since_ns: u64) -> Evidence {
+/// boot clock. The counter of kills (`oom_kill`) does not say whose memory was used up. The kernel's log
+/// does, and without it whether the box has reached its limit.
+fn with_oom_kills(
+    evidence: Evidence,
+    has_reached_limit: Option<bool>,
+    cgroup: &Path,
+    since_ns: u64,
+) -> Evidence {
     let name = cgroup.file_name().unwrap_or_default().to_string_lossy();
-    let mut kills = kernel_log::oom_killed(&name);
-    kills.retain(|kill| kill.boot_ns >= since_ns);
+    let kills = kernel_log::oom_killed(&name, since_ns);
+    let is_own = if kills.is_empty() {
+        has_reached_limit.unwrap_or(true)
+    } else {
+        kills.iter().any(|kill| kill.at_own_limit)
+    };
     Evidence {
+        oom_above: !is_own,
         oom_killed_ns: kills.first().map(|kill| kill.boot_ns),
         oom_killed: kills.into_iter().map(|kill| kill.name).collect(),
         ..evidence
     }
+}
+
+/// Returns whether the limit of a cgroup above refused a new process: the box never had as many as
+/// `max`, its own limit. v2 of Linux 6.11 and later has `pids.events.local`, and counts in `pids.events`
+/// only what the limit of the box refused. Other kernels count each refusal there.
+fn is_refused_above(text: impl Fn(&str) -> Option<String>, max: Option<u64>) -> bool {
+    let peak = || text("pids.peak")?.trim().parse::<u64>().ok();
+    text("pids.events.local").is_none() && max.zip(peak()).is_some_and(|(max, peak)| peak < max)
 }
 
 /// Notices limits that a box reaches from now on.
@@ -226,10 +253,12 @@ pub struct LimitWatch {
     began_ns: u64,
 }
 
-/// How many processes of a box the kernel has killed for memory, and how many new ones it refused.
+/// How many processes of a box the kernel has killed for memory, how often the box reached its limit of
+/// memory, and how many new processes the kernel refused.
 #[derive(Debug, Clone, Copy, Default)]
 struct Counted {
     oom_kills: u64,
+    memory_reached: u64,
     pids_refused: u64,
 }
 
@@ -242,26 +271,30 @@ impl LimitWatch {
 
     /// Returns what the kernel has counted since then.
     pub fn evidence(&self) -> Evidence {
-        let reached = self.reached();
+        let (now, before) = (counted(&self.cgroups), self.before);
+        let since = |now: u64, before: u64| now.checked_sub(before).filter(|risen| *risen > 0);
+        let oom_kills = since(now.oom_kills, before.oom_kills);
+        let pids_refused = since(now.pids_refused, before.pids_refused);
         let evidence = Evidence {
-            oom_kills: reached.oom.then_some(1),
-            pids_refused: reached.pids.then_some(1),
+            oom_kills,
+            pids_refused,
+            pids_refused_above: pids_refused.is_some() && self.is_refused_above(),
             ..Evidence::default()
         };
-        match self.cgroups.first().filter(|_| reached.oom) {
-            Some(cgroup) => with_oom_kills(evidence, cgroup, self.began_ns),
+        match self.cgroups.first().filter(|_| oom_kills.is_some()) {
+            Some(cgroup) => {
+                let reached = now.memory_reached > before.memory_reached;
+                with_oom_kills(evidence, Some(reached), cgroup, self.began_ns)
+            }
             None => evidence,
         }
     }
 
-    /// Returns the limits that the box has reached since then.
-    fn reached(&self) -> Pressure {
-        let now = counted(&self.cgroups);
-        Pressure {
-            oom: now.oom_kills > self.before.oom_kills,
-            pids: now.pids_refused > self.before.pids_refused,
-            scratch_full: false,
-        }
+    fn is_refused_above(&self) -> bool {
+        self.cgroups.iter().filter_map(|path| Cgroup::open(path).ok()).any(|cgroup| {
+            let text = |file: &str| cgroup.read(file).ok();
+            is_refused_above(text, text("pids.max").and_then(|max| max.trim().parse().ok()))
+        })
     }
 }
 
@@ -271,9 +304,18 @@ fn counted(cgroups: &[PathBuf]) -> Counted {
         let refused = cgroup.read_key("pids.events", "max").ok().flatten();
         Counted {
             oom_kills: so_far.oom_kills.max(oom_kills_in(&cgroup).unwrap_or(0)),
+            memory_reached: so_far.memory_reached.max(memory_reached_in(&cgroup)),
             pids_refused: so_far.pids_refused.max(refused.unwrap_or(0)),
         }
     })
+}
+
+/// How often a cgroup reached its limit of memory: in v2, then in v1.
+fn memory_reached_in(cgroup: &Cgroup) -> u64 {
+    let failures = |file: &str| cgroup.read(file).ok()?.trim().parse::<u64>().ok();
+    let in_v2 = cgroup.read_key("memory.events", "max").ok().flatten();
+    let in_v1 = || failures("memory.failcnt").max(failures("memory.memsw.failcnt"));
+    in_v2.or_else(in_v1).unwrap_or(0)
 }
 
 /// The count of one directory; `None` if it has no memory controller.

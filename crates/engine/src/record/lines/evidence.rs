@@ -20,6 +20,9 @@ pub struct Evidence {
     /// memory.oom_control.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub oom_kills: Option<u64>,
+    /// The host or a cgroup above the box ran out of memory, and not the box.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub oom_above: bool,
     /// The processes that the kernel killed for memory, as far as its log names them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub oom_killed: Vec<String>,
@@ -34,6 +37,9 @@ pub struct Evidence {
     /// How many new processes the kernel refused: `max` in pids.events.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pids_refused: Option<u64>,
+    /// The box never had as many processes as its limit allows: a cgroup above it has the limit.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub pids_refused_above: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_us: Option<u64>,
     /// How long the limit on processor time kept the box from running.
