@@ -179,3 +179,36 @@ fn a_killed_exec_says_that_its_box_reached_its_memory_limit() {
     tare.exec(&id, ["sh", "-c", "kill -9 $$"]).exited(137).said_nothing();
     tare.remove(&id);
 }
+
+/// The error quotes the command, which may be as long as the kernel allows.
+#[test]
+fn a_box_whose_command_has_a_long_name_has_a_history() {
+    let tare = tare!();
+    for command in ["a".repeat(20_000), format!("/{}", "\u{1}/".repeat(2000))] {
+        let code = tare.run(["--name", "a", "--", &command]).code;
+        assert!([125, 126, 127].contains(&code), "{code}");
+        let explained = explained(&tare, "a");
+        assert_eq!(explained["cause"], "start_failed", "{explained}");
+    }
+}
+
+/// `tare run` passes a signal on, and the command may get the same signal from another process later.
+#[test]
+fn a_signal_that_was_passed_on_long_before_is_not_named_as_the_cause() {
+    let tare = tare!();
+    let code = "import os, signal, time
+caught = []
+signal.signal(signal.SIGTERM, lambda *_: caught.append(1))
+print('ready', flush=True)
+while not caught: time.sleep(0.01)
+time.sleep(2.5)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(1000)";
+    let run = tare.spawn(["--name", "late", "--", "python3", "-c", code]);
+    run.see("ready").signal(Signal::TERM);
+    run.wait().exited(143);
+    let explained = explained(&tare, "late");
+    let sentence = explained["sentence"].as_str().expect("a text");
+    assert!(sentence.contains("tare had sent this signal"), "{explained}");
+}

@@ -227,9 +227,9 @@ fn state_root_full() {
     let id = id.trim();
     eventually("it runs", || on_disk(&["logs", id]).stdout_text().contains("up"));
     fs::write(disk.join("filler"), vec![0; 1 << 20]).expect_err("the disk is small");
-    // A new box cannot start, and says why.
-    let refused = on_disk(&["run", "-d", "--name", "late", "--", "true"]).exited(125);
-    refused.said(&["No space left on device"]);
+    on_disk(&["run", "-d", "--name", "late", "--", "true"]).exited(125).said(&["No space left"]);
+    // No box was made, so there is none to explain.
+    on_disk(&["explain", "late"]).exited(1).said(&["no box 'late'"]);
     // A box that runs dies of its own, and its history has the space that was reserved for it.
     on_disk(&["kill", "-s", "USR1", id]).ok();
     eventually("it has ended", || on_disk(&["ls", "-a"]).stdout_text().contains("exited(6"));

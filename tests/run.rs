@@ -264,10 +264,18 @@ fn json_stays_json_whatever_is_printed() {
 fn json_does_not_change_error_messages() {
     let tare = tare!();
     tare.run(["--json", "--cpus", "NaN", "--", "true"]).exited(125).printed("").said(&["--cpus"]);
-    tare.run(["--json", "--", "no-such-program"])
-        .exited(127)
-        .printed("")
-        .said(&["no-such-program"]);
+    tare.run(["--json", "--", "no-such-program"]).exited(127).said(&["no-such-program"]);
+}
+
+#[test]
+fn a_run_that_could_not_start_names_its_box_and_its_cause() {
+    let tare = tare!();
+    let ran = tare.run(["--json", "--", "no-such-program"]).exited(127);
+    let report = report(&ran);
+    assert_eq!((&report["exit_code"], &report["cause"]), (&127.into(), &"start_failed".into()));
+    let id = report["id"].as_str().expect("an id");
+    assert_eq!(report["sentence"], tare.json(["explain", id, "--json"])["sentence"]);
+    ran.said(&["no-such-program", &format!("See 'tare explain {id}'.")]);
 }
 
 /// Root often has one that shows nothing to others; the box's user is such another.

@@ -157,10 +157,16 @@ print('ready', flush=True)
 while True:
     signal.pause()";
     for options in [&[][..], &["-t"]] {
-        let call = [&["-c", HANGS_UP, "TARE", "run"], options, &["--", "python3", "-c", ignores]];
+        let call = [
+            &["-c", HANGS_UP, "TARE", "run", "--name", "hung-up"],
+            options,
+            &["--", "python3", "-c", ignores],
+        ];
         let words: Vec<String> = call.concat().iter().map(|word| quoted(word)).collect();
         let script = format!("python3 {}", words.join(" ")).replace("'TARE'", "\"$TARE\"");
         tare.shell(&script).ok().printed("129\n");
+        let explained = tare.json(["explain", "--json", "hung-up"]);
+        assert_eq!(explained["cause"], "client_gone", "{explained}");
     }
     tare.nothing_left();
 }

@@ -6,7 +6,7 @@
 use tare_engine::spec::quantity;
 use tare_engine::{Actor, Cause, Circumstances, Error, ErrorKind, Evidence, Pressure};
 
-use crate::error::{print_error, print_note};
+use crate::error::{print_note, sentence};
 use crate::hint::words;
 
 pub const DONE: u8 = 0;
@@ -28,29 +28,39 @@ pub struct ExitReport {
     note: Option<String>,
     /// Printed even with `--quiet`.
     pub error: Option<Error>,
+    /// Printed after the error.
+    more: Option<String>,
 }
 
 impl ExitReport {
     pub fn of(circumstances: &Circumstances<'_>) -> Self {
         let end = circumstances.end;
-        Self { code: end.code(), signal: end.signal(), note: note(circumstances), error: None }
+        Self {
+            code: end.code(),
+            signal: end.signal(),
+            note: note(circumstances),
+            error: None,
+            more: None,
+        }
     }
 
     /// A failure of tare replaces the command's own code: if output is missing, or if a part of the
     /// box may be left, the call is never a success.
     pub fn failed(error: Error) -> Self {
-        Self { code: run_code(&error), signal: None, note: None, error: Some(error) }
+        Self { code: run_code(&error), signal: None, note: None, error: Some(error), more: None }
     }
 
-    /// Adds to the note how to see more about the box, which is gone.
+    /// Adds to the note or error how to see more about the box, which is gone.
     pub fn of_box(self, id: &str) -> Self {
-        let note = self.note.map(|note| format!("{note} See 'tare explain {id}'."));
-        Self { note, ..self }
+        let more = format!("See 'tare explain {id}'.");
+        let note = self.note.map(|note| format!("{note} {more}"));
+        Self { note, more: Some(more), ..self }
     }
 
     pub fn print(&self, quiet: bool) {
         if let Some(error) = &self.error {
-            print_error(error);
+            let more = self.more.as_ref().map(|more| format!(" {more}")).unwrap_or_default();
+            print_note(&(sentence(error) + &more));
         }
         if let (Some(note), false) = (&self.note, quiet) {
             print_note(note);

@@ -57,7 +57,7 @@ pub use operate::filter::{BoxFilter, Condition};
 pub use operate::find::Scope;
 pub use operate::stop::{EndWatch, Looked, STOP_GRACE, Stopping};
 pub use receipt::{LeftAlone, Receipt};
-pub use record::lines::{EndedLine, Evidence, HeldItem, Reason, SeenGone};
+pub use record::lines::{EndedLine, Evidence, Failure, HeldItem, Reason, SeenGone};
 pub use session::attach::Attachment;
 pub use session::exec::ExecSpec;
 pub use session::files::{Copied, Copy, PathKind};

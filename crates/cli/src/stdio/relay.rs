@@ -110,12 +110,16 @@ pub fn relay(
     let mut relay = match relay {
         Ok(relay) => relay,
         Err(error) => {
+            session.give_up(&error);
             session.end()?;
             return Err(error);
         }
     };
     let result = relay.until_end(&mut session, signals);
     let ended_at = Instant::now();
+    if let Err(error) = &result {
+        session.give_up(error);
+    }
     let seen = session.seen_end();
     if seen.cause == Cause::OutputLimit {
         let output_bytes_max = Some(settings.output_bytes_max);
@@ -129,7 +133,7 @@ pub fn relay(
     };
     let is_second_signal =
         end.cause == Cause::Killed && end.signal() != Some(Signal::KILL.as_raw());
-    let is_hasty = is_second_signal || end.cause == Cause::OutputLimit;
+    let is_hasty = is_second_signal || matches!(end.cause, Cause::OutputLimit | Cause::ClientGone);
     let drained = attached(relay.drain(is_hasty, signals));
     relay.leave_terminal();
     let ended = session.ended().cloned();
@@ -252,7 +256,7 @@ impl<'fd> Relay<'fd> {
             return Ok(true);
         }
         if kill_in == Some(Duration::ZERO) {
-            session.kill(killed_at(Signal::HUP.as_raw()));
+            session.kill(End { cause: Cause::ClientGone, ..killed_at(Signal::HUP.as_raw()) });
             return Ok(true);
         }
         let timeout = overdue_in.into_iter().chain(kill_in).min();

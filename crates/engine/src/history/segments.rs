@@ -197,23 +197,24 @@ fn read_file(directory: &OwnedFd, name: &str) -> io::Result<Vec<u8>> {
 /// always stays.
 pub fn make_room(directory: &OwnedFd, most: u64, segment_bytes: u64) -> io::Result<()> {
     let segments = list(directory)?;
-    let mut of_key: HashMap<Tenant, u64> = HashMap::new();
+    let mut of_key: HashMap<Tenant, u128> = HashMap::new();
     let mut sized: Vec<(Segment, u64)> = Vec::with_capacity(segments.len());
     for segment in segments.into_iter().rev() {
         let stat = statat(directory, segment.file(), AtFlags::SYMLINK_NOFOLLOW);
         let size = stat.map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
         let is_newest = !of_key.contains_key(&segment.tenant);
         let counted = if is_newest { size.max(segment_bytes) } else { size };
-        *of_key.entry(segment.tenant.clone()).or_default() += counted;
+        // A user may set any size, and the sum of many sizes needs more bits.
+        *of_key.entry(segment.tenant.clone()).or_default() += u128::from(counted);
         sized.push((segment, counted));
     }
-    while of_key.values().sum::<u64>() > most && sized.len() > 1 {
+    while of_key.values().sum::<u128>() > u128::from(most) && sized.len() > 1 {
         // The list has the newest first, and `max_by_key` returns the last of equal ones.
         let heaviest = sized.iter().enumerate().max_by_key(|(_, (it, _))| of_key[&it.tenant]);
         let Some((at, _)) = heaviest else { break };
         let (segment, size) = sized.remove(at);
         if let Some(left) = of_key.get_mut(&segment.tenant) {
-            *left -= size;
+            *left -= u128::from(size);
         }
         drop_segment(directory, &segment)?;
     }

@@ -43,7 +43,7 @@ pub struct Circumstances<'a> {
     pub timeout: Option<Duration>,
     pub lease_ended: Option<Timestamp>,
     pub output_bytes_max: Option<u64>,
-    /// Why it could not be started.
+    /// Why it could not be started, or why its owner killed it.
     pub failure: Option<&'a str>,
 }
 
@@ -249,10 +249,11 @@ impl<'a> Circumstances<'a> {
     }
 
     fn killed(&self) -> String {
-        match (self.by, self.end.signal()) {
-            (Some(by), _) => format!("Killed by {by}."),
-            (None, Some(SIGKILL) | None) => "Killed by a command of tare.".to_owned(),
-            (None, Some(signal)) => {
+        match (self.by, self.failure, self.end.signal()) {
+            (Some(by), _, _) => format!("Killed by {by}."),
+            (None, Some(failure), _) => format!("Killed by tare: {failure}."),
+            (None, None, Some(SIGKILL) | None) => "Killed by a command of tare.".to_owned(),
+            (None, None, Some(signal)) => {
                 format!("Killed by tare at the second signal, {}.", named(signal))
             }
         }

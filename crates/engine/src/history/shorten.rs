@@ -13,6 +13,13 @@ impl Sources {
     pub fn shorten(&mut self) -> bool {
         let mut is_shorter = false;
         for line in &mut self.lines {
+            if let Line::Ended(ended) = line
+                && let Some(failure) = &mut ended.failure
+            {
+                let short = cut(failure, TEXT_CHARS_MAX).to_owned();
+                is_shorter |= *failure != short;
+                *failure = short;
+            }
             let spec = if let Line::Created(created) = line {
                 created.cgroup_roots.clear();
                 &mut created.spec

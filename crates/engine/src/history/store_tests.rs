@@ -213,6 +213,17 @@ fn more_keys_than_segments_stay_within_the_size() {
 }
 
 #[test]
+fn the_largest_size_is_a_size() {
+    let place = Place::new();
+    let path = place.histories();
+    store(&path).set(Some(u64::MAX), None).unwrap();
+    for number in 0..2 * SEGMENTS {
+        store(&path).add(&key(&format!("key{number}")), sources("x"), HOUR).unwrap();
+    }
+    assert!(!kept(&path).is_empty());
+}
+
+#[test]
 fn a_detached_box_is_found_by_the_index_and_without_it() {
     let place = Place::new();
     let path = place.histories();

@@ -17,6 +17,9 @@ use crate::spec::shown::{escaped, quoted};
 /// the caller for ever.
 pub const START_WITHIN: Duration = Duration::from_secs(60);
 
+/// A longer command is quoted, which cuts it.
+const COMMAND_BYTES_MAX: usize = 64;
+
 /// Returns the error for a box that took longer than it may: [`START_WITHIN`], and the boot of a machine.
 pub fn started_late(within: Duration) -> Error {
     Error::new(ErrorKind::NoAnswer, "the box did not start in time")
@@ -185,7 +188,8 @@ fn failed(doing: &str, why: io::Error) -> Error {
 }
 
 fn not_started(command: &str, errno: i32, why: io::Error) -> Error {
-    let shown = if command.contains(' ') { quoted(command) } else { command.to_owned() };
+    let is_plain = !command.contains(' ') && command.len() <= COMMAND_BYTES_MAX;
+    let shown = if is_plain { command.to_owned() } else { quoted(command) };
     let message = format!("cannot run {shown} in the box");
     // A keeper may report any number, so the number is compared and not converted.
     let is = |known: Errno| known.raw_os_error() == errno;

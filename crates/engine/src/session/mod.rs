@@ -99,12 +99,12 @@ struct Observed {
     machine_grace: Duration,
     /// Counts from the start of the command, if it is in a machine.
     timeout: Option<Duration>,
-    /// Why the process could not be started.
+    /// Why the process could not be started, or why its owner killed it.
     failure: Option<Failure>,
     /// The actor that ended the template of the box, and the box with it.
     by: Option<Actor>,
-    /// The last signal that this session passed on.
-    passed_signal: Option<i32>,
+    /// The last signal that this session passed on, and when.
+    passed_signal: Option<(i32, u64)>,
     /// The keeper reported that the scratch space was full.
     scratch_full: bool,
     /// What the owner of a run adds.
@@ -122,6 +122,8 @@ pub struct Conclusion {
     pub scratch_full: bool,
     pub timeout: Option<Duration>,
     pub output_bytes_max: Option<u64>,
+    /// Why the command was not started, or why the owner killed it.
+    pub failure: Option<Failure>,
     /// The last part of what the command wrote to stderr.
     pub stderr: Vec<u8>,
     /// The box of the template that made this one, and that this one ends with.
@@ -449,7 +451,7 @@ impl Session {
 
     /// Sends a signal to the process.
     pub fn signal(&mut self, signal: i32) -> Result<(), Error> {
-        self.observed.passed_signal = Some(signal);
+        self.observed.passed_signal = Some((signal, boot_ns()));
         self.channel
             .send(&Request::Signal(signal), REQUEST_BYTES_MAX, &[])
             .context(|| format!("cannot pass signal {signal} to box {}", self.id))
@@ -463,6 +465,14 @@ impl Session {
             // If this fails, `end` fails in the same way and reports it.
             Some(owned) => drop(owned.keeper.process.kill()),
             None => self.channel.hang_up(),
+        }
+    }
+
+    /// Kills the process because its client cannot go on, unless it has ended or could not be started.
+    pub fn give_up(&mut self, why: &Error) {
+        if !self.over {
+            self.kill(End::killed(Cause::Killed));
+            self.observed.failure.get_or_insert_with(|| why.into());
         }
     }
 
@@ -519,7 +529,9 @@ impl Session {
     }
 
     /// Adds what the owner of a run knows about its end.
-    pub fn conclude(&mut self, conclusion: Conclusion) {
+    pub fn conclude(&mut self, mut conclusion: Conclusion) {
+        let failure = conclusion.failure.take();
+        self.observed.failure = self.observed.failure.take().or(failure);
         self.end = conclusion.end.or(self.end);
         self.observed.scratch_full |= conclusion.scratch_full;
         self.observed.conclusion = conclusion;
@@ -594,10 +606,13 @@ impl Session {
         if let Some(by) = &self.observed.by {
             return (Some(by.clone()), None);
         }
-        let passed =
-            self.observed.passed_signal.is_some_and(|signal| End::of_command(signal) == end);
-        if passed {
-            return (Some(owned.root.creator.clone()), None);
+        let passed = self
+            .observed
+            .passed_signal
+            .filter(|(signal, _)| end.cause == Cause::Signalled && end.signal() == Some(*signal));
+        if let Some((_, at_ns)) = passed {
+            let before = Duration::from_nanos(boot_ns().saturating_sub(at_ns));
+            return (Some(owned.root.creator.clone()), Some(before));
         }
         match end.cause {
             Cause::Stopped | Cause::Killed | Cause::Signalled => {

@@ -129,24 +129,24 @@ fn conclude(
         asked_before: ended.as_ref().and_then(|ended| ended.asked_before),
         timeout: plan.spec.timeout,
         output_bytes_max: Some(output_bytes_max),
+        failure: ended.as_ref().and_then(|ended| ended.failure.as_deref()),
         ..Circumstances::of(end, Subject::Box)
     };
     let mut report = match result {
         Ok(()) => ExitReport::of(&circumstances).of_box(&id),
-        Err(error) => ExitReport::failed(error),
+        Err(error) => ExitReport::failed(error).of_box(&id),
     };
     let truncated = relay.budget().is_passed();
     if truncated && end.cause != Cause::OutputLimit && !plan.quiet {
         print_note(&exit::truncated(output_bytes_max, relay.budget().dropped_bytes()));
     }
     report.print(plan.quiet);
-    let was_run = report.error.is_none();
     // Something failed after the command had ended.
     if let Some(error) = ending.err().or_else(|| relay.output_failure()) {
         report = ExitReport::failed(error);
         report.print(plan.quiet);
     }
-    if was_run && plan.relay.output == Output::Keep {
+    if plan.relay.output == Output::Keep {
         let duration_ms = ended_at.duration_since(started).as_millis();
         let [stdout, stderr] = relay.into_kept();
         print_json(&RunReport {

@@ -86,7 +86,7 @@ pub struct EndedLine {
     /// How long before the end that was, if it was a signal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_before: Option<Duration>,
-    /// Why the box could not be made, or its command could not be started.
+    /// Why the box could not be made, its command could not be started, or its owner killed it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
     /// The clients of a server see that reason. Others name paths of the host.
@@ -164,16 +164,25 @@ impl EndedLine {
 /// Clients see this instead of a reason that names paths of the host.
 const HIDDEN_FAILURE: &str = "the server failed, and its log has the reason";
 
-/// Why a box could not be made, or its command could not be started.
+/// A longer reason is cut, so that it fits into the history.
+const FAILURE_CHARS_MAX: usize = 1000;
+
+/// Why a box could not be made, its command could not be started, or its owner killed it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    pub why: String,
-    pub is_for_clients: bool,
+    why: String,
+    is_for_clients: bool,
+}
+
+impl Failure {
+    pub fn new(why: &str, is_for_clients: bool) -> Self {
+        Self { why: why.chars().take(FAILURE_CHARS_MAX).collect(), is_for_clients }
+    }
 }
 
 impl From<&Error> for Failure {
     fn from(error: &Error) -> Self {
-        Self { why: error.in_full(), is_for_clients: error.kind().is_for_clients() }
+        Self::new(&error.in_full(), error.kind().is_for_clients())
     }
 }
 
