@@ -246,6 +246,16 @@ fn a_response_is_held_until_it_is_read_and_others_get_503() {
     eventually("the response is held", || held(&server) >= 11 * MIB);
     let refused = run(&server, &body).refused(503, "bodies_full");
     assert!(refused.header("retry-after").is_some());
+    // The server kills a run whose output it cannot hold.
+    let loud = "head -c 8000000 /dev/zero | tr '\\0' x | tee /dev/stderr";
+    let loud = json!({ "command": ["sh", "-c", loud] }).to_string();
+    let error = run(&server, &loud).refused(503, "bodies_full").json()["error"].clone();
+    let explained = tare.json(["explain", "--json", error["box_id"].as_str().expect("an id")]);
+    for answer in [&error, &explained] {
+        assert_eq!(answer["cause"], "killed", "{answer}");
+        let sentence = answer["sentence"].as_str().expect("a text");
+        assert!(sentence.starts_with("Killed by tare: server busy"), "{answer}");
+    }
     run(&server, &reading(100)).was(200);
     let mut answer = vec![0; 12_000_000];
     first.read_exact(&mut answer).expect("the first response");

@@ -78,8 +78,22 @@ fn the_end_of_a_run_has_the_same_cause_in_answer_event_and_metric() {
         assert_eq!(result["cause"], cause, "{result}");
         expected.push(cause);
     }
-    server.post("/v1/run", &json!({ "command": ["nope"] })).refused(400, "command_not_found");
-    expected.push("start_failed");
+    let large = json!([{ "path": "x", "content": "x".repeat(3 << 20) }]);
+    let scratch = json!({ "scratch_bytes": 1 << 20 });
+    for (request, said) in [
+        (json!({ "command": ["nope"] }), "there is no such program"),
+        (json!({ "command": ["nope"], "outputs": ["x"] }), "there is no such program"),
+        (json!({ "command": ["true"], "files": large, "limits": scratch }), "No space left"),
+    ] {
+        let error = server.post("/v1/run", &request).json()["error"].clone();
+        let id = error["box_id"].as_str().unwrap_or_else(|| panic!("no box in {error}"));
+        let explained = tare.json(["explain", "--json", id]);
+        assert_eq!(error["cause"], "start_failed", "{error}");
+        assert_eq!(error["sentence"], explained["sentence"], "{error}");
+        let sentence = error["sentence"].as_str().expect("a text");
+        assert!(sentence.starts_with("Never started: ") && sentence.contains(said), "{error}");
+        expected.push("start_failed");
+    }
     for (call, cause) in [(&["stop"][..], "stopped"), (&["rm", "-f"], "killed")] {
         let (stream, id) = begin(&tare, &server);
         tare.call(call.iter().chain(&[id.as_str()])).ok();

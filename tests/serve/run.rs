@@ -343,7 +343,16 @@ if os.fork():
                 let files = answer.json()["files"].as_array().expect("files").len();
                 assert_eq!(files, 2, "all of them, or an error");
             }
-            _ => refused += 1,
+            _ => {
+                refused += 1;
+                // The command itself had ended well.
+                let error = answer.json()["error"].clone();
+                let id = error["box_id"].as_str().unwrap_or_else(|| panic!("{error}"));
+                let explained = tare.json(["explain", "--json", id]);
+                let end = (&explained["cause"], &explained["exit_code"]);
+                assert_eq!(end, (&json!("exited"), &json!(0)), "{explained}");
+                assert_eq!(error["cause"], "exited", "{error}");
+            }
         }
     }
     assert!(refused > 0, "the copy was never killed");

@@ -6,7 +6,8 @@
 
 use rustix::io::Errno;
 use tare_engine::{
-    BootFailure, BoxId, Cause, Circumstances, End, Error as EngineError, ErrorKind, Hint, Subject,
+    BootFailure, BoxId, Cause, Circumstances, Error as EngineError, ErrorKind, Failure, Hint,
+    Sentence,
 };
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,18 +22,18 @@ pub struct ServiceError {
     pub refused_for: Option<&'static str>,
     /// Why a machine did not start.
     pub boot_failure: Option<BootFailure>,
-    /// The box of a run or exec that the server interrupted.
-    pub interrupted: Option<Box<Interrupted>>,
+    /// The box of a run that failed, or of an exec that the server interrupted.
+    pub ended: Option<Box<FailedBox>>,
     /// For the log only.
     pub detail: Option<Box<str>>,
 }
 
-/// What was interrupted. Its box has a history, which the client can ask for.
+/// How the box of an error ended. Its history is kept, and the client can ask for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Interrupted {
+pub struct FailedBox {
     pub box_id: BoxId,
     pub cause: Cause,
-    pub sentence: String,
+    pub sentence: Sentence,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +81,7 @@ impl ServiceError {
             retry_after_s: None,
             refused_for: None,
             boot_failure: None,
-            interrupted: None,
+            ended: None,
             detail: None,
         }
     }
@@ -191,10 +192,16 @@ impl ServiceError {
         }
     }
 
-    /// Names the box of the run or exec that was interrupted, and why.
-    pub fn interrupting(self, box_id: BoxId, cause: Cause, subject: Subject) -> Self {
-        let sentence = Circumstances::of(End::killed(cause), subject).sentence().text;
-        Self { interrupted: Some(Box::new(Interrupted { box_id, cause, sentence })), ..self }
+    /// Names the box of the run or exec that failed, and how it ended.
+    pub fn in_box(self, box_id: BoxId, circumstances: &Circumstances<'_>) -> Self {
+        let sentence = circumstances.sentence();
+        let cause = circumstances.end.cause;
+        Self { ended: Some(Box::new(FailedBox { box_id, cause, sentence })), ..self }
+    }
+
+    /// Returns why a box could not be used, for its history.
+    pub fn failure(&self) -> Failure {
+        Failure::new(self.detail.as_deref().unwrap_or(&self.message), self.detail.is_none())
     }
 
     pub fn with_hint(mut self, hint: impl Into<Hint>) -> Self {

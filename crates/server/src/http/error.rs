@@ -25,11 +25,11 @@ pub struct ErrorObject {
     pub hint: Option<String>,
     /// The same as the header `X-Request-Id`, and as in the server's log.
     pub request_id: String,
-    /// The box of a run or exec that the server interrupted. Missing in other errors, as the next
-    /// two. `GET /v1/boxes/{id}/explain` and `tare explain` have its history.
+    /// The box of a run that failed, or of an exec that the server interrupted. Missing in other errors,
+    /// as the next two. `GET /v1/boxes/{id}/explain` and `tare explain` have its history.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub box_id: Option<String>,
-    /// Why it was interrupted: `server_stopping`.
+    /// Why it ended, for example `start_failed` or `server_stopping`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cause: Option<String>,
     /// The same as a sentence.
@@ -72,16 +72,16 @@ impl IntoResponse for ServiceError {
 }
 
 pub fn response(status: StatusCode, error: &ServiceError, request_id: &str) -> Response {
-    let interrupted = error.interrupted.as_deref();
+    let ended = error.ended.as_deref();
     let body = ErrorBody {
         error: ErrorObject {
             code: error.code.to_owned(),
             message: error.message.clone(),
             hint: hint(error),
             request_id: request_id.to_owned(),
-            box_id: interrupted.map(|it| it.box_id.to_string()),
-            cause: interrupted.map(|it| it.cause.to_string()),
-            sentence: interrupted.map(|it| it.sentence.clone()),
+            box_id: ended.map(|it| it.box_id.to_string()),
+            cause: ended.map(|it| it.cause.to_string()),
+            sentence: ended.map(|it| it.sentence.with_advice(hint::words)),
         },
     };
     let mut response = (status, axum::Json(body)).into_response();
@@ -103,10 +103,10 @@ pub fn error_json(error: &ServiceError) -> Value {
         "message": error.message,
         "hint": hint(error),
     });
-    if let Some(interrupted) = &error.interrupted {
-        body["box_id"] = interrupted.box_id.as_str().into();
-        body["cause"] = interrupted.cause.as_str().into();
-        body["sentence"] = interrupted.sentence.as_str().into();
+    if let Some(ended) = &error.ended {
+        body["box_id"] = ended.box_id.as_str().into();
+        body["cause"] = ended.cause.as_str().into();
+        body["sentence"] = ended.sentence.with_advice(hint::words).into();
     }
     body
 }

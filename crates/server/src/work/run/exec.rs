@@ -222,7 +222,7 @@ impl Process {
         self.counted.cause = end.cause;
         if end.cause == Cause::ServerStopping {
             let error = ServiceError::stopping();
-            return Err(error.interrupting(self.box_id, end.cause, Subject::Exec));
+            return Err(error.in_box(self.box_id, &Circumstances::of(end, Subject::Exec)));
         }
         if end.cause == Cause::ClientGone {
             return Err(ServiceError::internal("the client did not read the output"));

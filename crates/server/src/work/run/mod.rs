@@ -77,12 +77,9 @@ impl Failed {
         Self { interrupted: Some(Cause::ServerStopping), error: ServiceError::stopping() }
     }
 
-    /// Returns the error for the client, with the box of a run that was interrupted.
-    fn in_box(self, box_id: Option<BoxId>) -> ServiceError {
-        match (box_id, self.interrupted) {
-            (Some(id), Some(cause)) => self.error.interrupting(id, cause, Subject::Box),
-            (_, _) => self.error,
-        }
+    /// Adds the box of the run, and how it ended.
+    fn in_box(self, box_id: BoxId, circumstances: &Circumstances<'_>) -> Self {
+        Self { error: self.error.in_box(box_id, circumstances), ..self }
     }
 }
 
@@ -189,7 +186,7 @@ impl Steps {
         let duration = started.elapsed();
         let (cause, exit_code, code) = match &result {
             Ok(output) => (output.end.cause, Some(output.end.code()), None),
-            Err(failed) => (self.cause(failed), None, Some(failed.error.code)),
+            Err(failed) => (self.end_of(failed).cause, None, Some(failed.error.code)),
         };
         self.service.journal.record(&LogEvent::RunEnded {
             box_id: box_id.as_ref().map(BoxId::as_str),
@@ -200,15 +197,16 @@ impl Steps {
             code: code.filter(|_| cause != Cause::ClientGone),
             duration,
         });
-        result
-            .map(|output| RunOutput { duration, ..output })
-            .map_err(|failed| failed.in_box(box_id))
+        result.map(|output| RunOutput { duration, ..output }).map_err(|failed| failed.error)
     }
 
-    /// How the command of a failed run ended. With `exited`, a step after the command failed.
-    fn cause(&self, failed: &Failed) -> Cause {
-        let of_command = self.command_ended.map(|end| end.cause);
-        failed.interrupted.or(of_command).unwrap_or(Cause::StartFailed)
+    /// How a failed run ended. If a step after the command failed, the end is that of the command.
+    fn end_of(&self, failed: &Failed) -> End {
+        match (failed.interrupted, self.command_ended) {
+            (Some(cause), _) => End::killed(cause),
+            (None, Some(end)) => end,
+            (None, None) => End::killed(Cause::StartFailed),
+        }
     }
 
     /// Returns the box of a run: one that waits in a pool, or a new one.
@@ -282,33 +280,41 @@ impl Steps {
             Ok(finished) => {
                 conclusion.end = Some(finished.end);
                 conclusion.scratch_full = finished.scratch_full;
+                conclusion.failure = finished.streams.refused().map(ServiceError::failure);
                 if !finished.end.is_success() {
                     conclusion.stderr = finished.streams.last_stderr(sink).await;
                 }
             }
-            Err(failed) => session.kill(End::killed(self.cause(failed))),
+            Err(failed) => {
+                session.kill(self.end_of(failed));
+                let is_unstarted = self.end_of(failed).cause == Cause::StartFailed;
+                conclusion.failure = is_unstarted.then(|| failed.error.failure());
+            }
         }
         session.conclude(conclusion);
         let torn_down = self.tear_down(session).await;
         // A template that no shelf uses any more can end now.
         drop(template);
         self.service.refill_pools();
-        let Finished { mut streams, collected, .. } = finished?;
-        let (end, ended, receipt) = torn_down?;
-        let ended = ended.map(|ended| self.caller.shown_end(ended));
-        let receipt = receipt.map(|receipt| self.caller.shown_receipt(receipt));
-        let circumstances = Circumstances {
-            evidence: ended.as_ref().map(|ended| &ended.evidence),
-            by: ended.as_ref().and_then(|ended| ended.by.as_ref()),
-            asked_before: ended.as_ref().and_then(|ended| ended.asked_before),
-            timeout,
-            output_bytes_max,
-            ..Circumstances::of(end, Subject::Box)
+        let limits = (timeout, output_bytes_max);
+        let Finished { mut streams, collected, .. } = match (finished, &torn_down) {
+            (Ok(finished), _) => finished,
+            (Err(failed), Ok((end, ended, _))) => {
+                return Err(failed.in_box(id, &circumstances(*end, ended.as_ref(), limits)));
+            }
+            (Err(failed), Err(_)) => {
+                let end = self.end_of(&failed);
+                return Err(failed.in_box(id, &circumstances(end, None, limits)));
+            }
         };
+        let (end, ended, receipt) = torn_down?;
+        let circumstances = circumstances(end, ended.as_ref(), limits);
         let sentence = circumstances.sentence();
         // Every process that could write is dead. Read what is left in the pipes.
         streams.read_to_end(sink).await;
-        let [stdout, stderr] = streams.into_captured()?;
+        let captured = streams.into_captured();
+        let in_box = |error| Failed::from(error).in_box(id.clone(), &circumstances);
+        let [stdout, stderr] = captured.map_err(in_box)?;
         let duration = Duration::ZERO;
         Ok(RunOutput { id, end, stdout, stderr, collected, duration, warm, sentence, receipt })
     }
@@ -494,7 +500,7 @@ impl Steps {
             }
             Err(failed) => failed,
         };
-        session.kill(End::killed(self.cause(&failed)));
+        session.kill(self.end_of(&failed));
         copy.await.ok();
         Err(failed)
     }
@@ -509,7 +515,7 @@ impl Steps {
         }
     }
 
-    /// Ends the box. If it cannot be ended, it stays on record as `stuck`: the keeper watch notices
+    /// Ends the box, and returns what the caller may see of that. If it cannot be ended, it stays on record as `stuck`: the keeper watch notices
     /// its end, and every sweep tries it again.
     async fn tear_down(
         &mut self,
@@ -519,7 +525,11 @@ impl Steps {
         let (mut session, ended) = self.service.end_session(session).await;
         self.end_phase(Phase::Teardown);
         let error = match ended {
-            Ok(end) => return Ok((end, session.ended().cloned(), session.take_receipt())),
+            Ok(end) => {
+                let ended = session.ended().cloned().map(|it| self.caller.shown_end(it));
+                let receipt = session.take_receipt().map(|it| self.caller.shown_receipt(it));
+                return Ok((end, ended, receipt));
+            }
             Err(error) => ServiceError::from(error),
         };
         let (id, admitted) = (session.id(), self.admitted.take().map(Admitted::without_run));
@@ -534,5 +544,22 @@ impl Steps {
     fn end_phase(&mut self, phase: Phase) {
         let began = std::mem::replace(&mut self.phase_began, Instant::now());
         self.service.metrics.observe(phase, began.elapsed());
+    }
+}
+
+/// What is known about the end of a run, with its limits on time and output.
+fn circumstances(
+    end: End,
+    ended: Option<&EndedLine>,
+    (timeout, output_bytes_max): (Option<Duration>, Option<u64>),
+) -> Circumstances<'_> {
+    Circumstances {
+        evidence: ended.map(|ended| &ended.evidence),
+        by: ended.and_then(|ended| ended.by.as_ref()),
+        asked_before: ended.and_then(|ended| ended.asked_before),
+        timeout,
+        output_bytes_max,
+        failure: ended.and_then(|ended| ended.failure.as_deref()),
+        ..Circumstances::of(end, Subject::Box)
     }
 }

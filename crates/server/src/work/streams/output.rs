@@ -122,8 +122,10 @@ impl OutputPipe {
                 Ok(bytes) if !bytes.is_empty() => self.take(bytes, output, place),
                 Ok(_) | Err(_) => self.from = None,
             }
-            let is_past_limit = self.captured.truncated && self.past_limit == PastLimit::Kill;
-            if is_past_limit || self.captured.refused.is_some() {
+            if self.captured.refused.is_some() {
+                return Err(Cause::Killed);
+            }
+            if self.captured.truncated && self.past_limit == PastLimit::Kill {
                 return Err(Cause::OutputLimit);
             }
         }

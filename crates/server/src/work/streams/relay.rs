@@ -129,6 +129,12 @@ impl Streams {
         tokio::time::timeout(REST_WITHIN, left).await.ok();
     }
 
+    /// Returns why the server had no memory for all of the output.
+    pub fn refused(&self) -> Option<&ServiceError> {
+        let both = [&self.stdout.captured, &self.stderr.captured];
+        both.into_iter().find_map(|one| one.refused.as_ref())
+    }
+
     /// Fails if the server had no memory for all of it.
     pub fn into_captured(self) -> Result<[Captured; 2], ServiceError> {
         let mut captured = [self.stdout.captured, self.stderr.captured];
