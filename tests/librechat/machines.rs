@@ -1,9 +1,9 @@
 //! `[librechat.boxes] driver = "vm"`: executions and sessions in virtual machines.
 
-use std::fs;
+use std::{fs, thread};
 
 use serde_json::json;
-use tare_harness::TemporaryDirectory;
+use tare_harness::{TemporaryDirectory, eventually};
 
 use crate::librechat::client::{Chat, file, text};
 use crate::librechat::programmatic::{driven, reply, start};
@@ -36,8 +36,18 @@ fn executions_sessions_packages_and_tools_work_in_machines() {
         let hint = "v2:user:0123456789abcdef0123456789abcdef";
         chat.exec(json!({ "lang": "bash", "code": code, "runtime_session_hint": hint }))
     };
-    let first = in_session("uname -r > kernel; echo 1 > /tmp/state");
-    assert_eq!(first["runtime_status"], "new", "{first}");
+    let boots = || {
+        let listed = chat.server.get("/v1/boxes").json();
+        listed["boxes"].as_array().expect("boxes").iter().any(|one| one["booting"] == true)
+    };
+    let (first, early) = thread::scope(|scope| {
+        let first = scope.spawn(|| in_session("uname -r > kernel; echo 1 > /tmp/state"));
+        eventually("its machine boots", boots);
+        // A call during the boot waits for the machine.
+        (in_session("echo early"), first.join().expect("an answer"))
+    });
+    let statuses = [&first, &early].map(|answer| text(&answer["runtime_status"]));
+    assert!(statuses.contains(&"new") && statuses.contains(&"reused"), "{first} {early}");
     let second = in_session("cat kernel /tmp/state");
     assert_eq!(second["runtime_status"], "reused", "{second}");
     assert!(text(&second["stdout"]).ends_with("\n1\n"), "{second}");

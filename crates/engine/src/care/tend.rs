@@ -130,23 +130,35 @@ pub fn awake(at: BoxAt<'_>) -> Result<Record, Error> {
     Ok(observation.record)
 }
 
-/// How long a client waits at least for a machine that boots. A machine that cannot boot is gone
-/// after its own deadline.
-const BOOTED_WITHIN: Duration = Duration::from_secs(60);
+/// How long a machine may boot whose record does not say it.
+const BOOT_MS: u64 = 60_000;
+/// How long the rest of a start may take.
+const MADE_WITHIN: Duration = Duration::from_secs(60);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-/// Returns the record of a box that can be used, when its machine has booted if it has one.
+/// Returns the record of a box that can be used, when its machine has booted if it has one. A machine
+/// that cannot boot is gone after its own deadline.
 pub fn awake_after_boot(at: BoxAt<'_>) -> Result<Record, Error> {
-    let configured = at.root.machines.get().and_then(|settings| settings.boot_within);
-    let until = Instant::now() + configured.map_or(BOOTED_WITHIN, |it| it.max(BOOTED_WITHIN));
     loop {
         let observation = observe_tended(at)?;
-        let boots = observation.record.is_machine() && observation.state() == State::Starting;
-        if !boots || Instant::now() >= until {
+        let is_made = observation.record.is_machine() && observation.state() == State::Starting;
+        let waits = is_made || observation.is_booting();
+        if !waits || booted_until_ns(&observation) <= boot_ns() {
             observation.check(at.id, Request::Use)?;
             return Ok(observation.record);
         }
-        #[expect(clippy::disallowed_methods, reason = "bounded by `until`")]
+        #[expect(clippy::disallowed_methods, reason = "bounded by the deadline of the boot")]
         std::thread::sleep(LOOK_AGAIN);
     }
+}
+
+/// Returns when the machine of a box has booted, or its creator is late with its end.
+fn booted_until_ns(observation: &Observation) -> u64 {
+    let lines = &observation.record.lines;
+    let machine = lines.machine.as_ref();
+    let begun_ns = machine.map(|it| it.at_ns).or(lines.created.as_ref().map(|it| it.created_ns));
+    let boot_ms = machine.and_then(|it| it.boot_ms).unwrap_or(BOOT_MS);
+    let within = MADE_WITHIN.saturating_add(Duration::from_millis(boot_ms));
+    let within_ns = u64::try_from(within.as_nanos()).unwrap_or(u64::MAX);
+    begun_ns.unwrap_or(0).saturating_add(within_ns)
 }

@@ -184,6 +184,7 @@ impl<'a> Machine<'a> {
             kernel: self.kernel.name.clone(),
             monitor: self.monitor.version().to_owned(),
             memory_bytes: self.memory_bytes(mode),
+            boot_ms: u64::try_from(self.boot_within.as_millis()).ok(),
             at_ns: boot_ns(),
         }
     }

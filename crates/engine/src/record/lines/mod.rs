@@ -118,6 +118,9 @@ pub struct MachineLine {
     pub monitor: String,
     /// The memory that it was started with.
     pub memory_bytes: u64,
+    /// How long it may boot. Records of older versions do not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot_ms: Option<u64>,
     pub at_ns: u64,
 }
 

@@ -124,17 +124,31 @@ impl Service {
     ) -> Result<Created, ServiceError> {
         // Not the scope of the caller: an admin sees boxes of other tenants with this name.
         let own = Scope::Tenant(caller.tenant.clone());
-        let (wanted, lease) = (request.spec.clone(), request.options.lease);
-        let found = self.call(move |engine| find_named(engine, &own, &wanted, lease));
-        match found.await? {
-            Some(NamedBox::Usable(status)) => {
-                return Ok(Created::existing(*status));
+        let until = Instant::now() + MADE_WITHIN;
+        loop {
+            let (own, wanted) = (own.clone(), request.spec.clone());
+            let lease = request.options.lease;
+            let found = self.call(move |engine| find_named(engine, &own, &wanted, lease));
+            match found.await? {
+                Some(NamedBox::Usable(status)) => {
+                    return Ok(Created::existing(*status));
+                }
+                // An earlier request makes it. If its machine does not boot, it is gone.
+                Some(NamedBox::Starting) if Instant::now() < until => {
+                    tokio::time::sleep(LOOK_AGAIN).await;
+                }
+                Some(NamedBox::Starting) => {
+                    let message = "the box of this name is still being created";
+                    return Err(ServiceError::unavailable("still_starting", message));
+                }
+                Some(NamedBox::Unusable(id)) => {
+                    match self.remove(caller, id.to_string(), true).await {
+                        Err(error) if error.kind != Kind::NotFound => return Err(error),
+                        Ok(_) | Err(_) => break,
+                    }
+                }
+                None => break,
             }
-            Some(NamedBox::Unusable(id)) => match self.remove(caller, id.to_string(), true).await {
-                Err(error) if error.kind != Kind::NotFound => return Err(error),
-                Ok(_) | Err(_) => {}
-            },
-            None => {}
         }
         self.create(caller, request).await
     }
@@ -259,6 +273,8 @@ impl Service {
 enum NamedBox {
     /// It runs, with the lease of the request from now on.
     Usable(Box<Status>),
+    /// Another process makes it, or its machine boots.
+    Starting,
     Unusable(BoxId),
 }
 
@@ -273,6 +289,7 @@ fn find_named(
     let Some(name) = &wanted.name else { return Ok(None) };
     let status = engine.find_in(scope, name.as_str()).and_then(|id| engine.status(&id));
     match status {
+        Ok(status) if status.state == State::Starting => Ok(Some(NamedBox::Starting)),
         Ok(status) => {
             let runs = status.state == State::Running
                 && status.driver == Some(wanted.driver())
