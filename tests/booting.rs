@@ -1,8 +1,10 @@
 //! Boxes whose machine boots: each command ends them at once, or waits for them. The monitor of these
 //! tests never answers, or answers when the test wants it.
 
+use std::fs;
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use serde_json::json;
 use tare_harness::{Running, Server, eventually};
 
@@ -89,4 +91,53 @@ fn a_log_that_leaves_a_machine_too_little_memory_to_boot_is_refused() {
     let liars = liars!("2s");
     let limits = ["-d", "--memory", "256m", "--output-limit", "64m", "--", "true"];
     liars.run("forever()", &limits).wait().exited(125).said(&["too small", "288 MiB"]);
+}
+
+/// Waits longer than a keeper may take to answer, and then starts the first exec.
+const LATE: &str = "time.sleep(12); start()
+exec = next(stream for kind, stream, _ in received if kind == DATA and stream > STDERR)
+report(exec, STARTED); report(exec, *ended(0)); forever()";
+
+#[test]
+fn an_exec_waits_while_the_machine_of_an_attached_box_boots() {
+    let liars = liars!("55s");
+    let creator = liars.run(LATE, &["-i", "--name", "slow", "--", "cat"]);
+    liars.see_boot();
+    // A keeper that is asked too early does not answer for 10 s.
+    liars.tare.call(["exec", "slow", "--", "true"]).ok();
+    creator.signal(Signal::KILL);
+    creator.wait();
+    liars.tare.reap_orphans();
+}
+
+/// Its first client starts, and then the machine is gone.
+const FRAGILE: &str = "start()
+exec = next(stream for kind, stream, _ in received if kind == DATA and stream > STDERR)
+report(exec, STARTED); sys.exit()";
+
+#[test]
+fn every_client_of_a_lost_machine_says_so_in_one_line() {
+    let liars = liars!("55s");
+    let id = liars.detached(FRAGILE, &["--name", "web"]);
+    let record = liars.tare.record(&id);
+    let waits = |args: &[&str], file: &str| {
+        let client = liars.tare.spawn_call(args);
+        eventually("it waits", || {
+            let files = fs::read_dir(format!("/proc/{}/fd", client.pid())).into_iter().flatten();
+            let mut opened = files.flatten().filter_map(|it| fs::read_link(it.path()).ok());
+            opened.any(|it| it == record.join(file))
+        });
+        client
+    };
+    let wait = waits(&["wait", "web"], "journal");
+    let logs = waits(&["logs", "-f", "web"], "log.0");
+    let attach = waits(&["attach", "web"], "log.0");
+    let copy = liars.tare.call(["cp", "web:/work/file", "-"]).exited(1);
+    let lost = "machine ended before its command";
+    copy.said(&["cannot use the files", lost]);
+    wait.wait().ok().printed("137\n").said(&[lost, "tare explain"]);
+    logs.wait().ok().said(&[lost, "tare explain"]);
+    attach.wait().exited(137).said(&[lost, "tare explain"]);
+    liars.tare.remove(&id);
+    liars.tare.reap_orphans();
 }

@@ -208,7 +208,9 @@ fn a_detached_machine_does_what_is_asked_of_it_until_its_monitor_is_killed() {
     assert_eq!(tare.state(&id), "paused");
     machines.call(&["exec", "web", "--", "true"]).exited(125).said(&["paused"]);
     machines.call(&["resume", "web"]).ok();
-    assert_eq!(tare.json(["inspect", &id])[0]["spec"]["driver"], "vm");
+    let inspected = &tare.json(["inspect", &id])[0];
+    assert_eq!(inspected["spec"]["driver"], "vm");
+    assert_eq!(inspected["vm"]["pid"], machines.monitor(&id), "{inspected}");
     // The machine is lost: every client learns it at once.
     let waiting = machines.start(&["exec", "web", "--", "sh", "-c", "echo runs; sleep 1000"]);
     waiting.see("runs");

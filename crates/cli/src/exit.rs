@@ -4,7 +4,9 @@
 //! their own there: 124 to 127 and 137. The other commands exit with 0, 1 or 2.
 
 use tare_engine::spec::quantity;
-use tare_engine::{Actor, Cause, Circumstances, Error, ErrorKind, Evidence, Pressure};
+use tare_engine::{
+    Actor, BoxId, Cause, Circumstances, End, Error, ErrorKind, Evidence, Pressure, Subject,
+};
 
 use crate::error::{print_note, sentence};
 use crate::hint::words;
@@ -68,6 +70,13 @@ impl ExitReport {
     }
 }
 
+/// Says that a box has lost its machine to a user who waited for the box: the exit code does not show it.
+pub fn print_lost_machine(end: End, id: &BoxId) {
+    if end.cause == Cause::MachineLost {
+        ExitReport::of(&Circumstances::of(end, Subject::Box)).of_box(id.as_str()).print(false);
+    }
+}
+
 /// Returns the sentence about the end. `None` if the user knows it already: the command ended by
 /// itself without reaching a limit, or by a signal that this process passed on.
 fn note(circumstances: &Circumstances<'_>) -> Option<String> {
@@ -127,7 +136,6 @@ pub fn run_code(error: &Error) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tare_engine::{End, Subject};
 
     fn report(end: End, evidence: &Evidence, by: Option<&Actor>) -> (u8, Option<String>) {
         let circumstances =

@@ -5,6 +5,7 @@ use tare_engine::Error;
 
 use crate::commands::each::{Boxes, in_turn, on_box};
 use crate::context::{Context, Purpose};
+use crate::exit::print_lost_machine;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -25,7 +26,9 @@ pub struct WaitArgs {
 pub fn run(args: &WaitArgs, context: &Context) -> Result<u8, Error> {
     let engine = context.engine(Purpose::Use)?;
     let code = in_turn(&args.boxes.boxes, |reference| {
-        let end = on_box(&engine, reference, |id| engine.wait(id))?;
+        let end = on_box(&engine, reference, |id| {
+            engine.wait(id).inspect(|end| print_lost_machine(*end, id))
+        })?;
         Ok(end.code().to_string())
     });
     Ok(code)

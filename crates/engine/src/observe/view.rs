@@ -205,6 +205,8 @@ pub struct MachineDetails {
     pub monitor: String,
     /// The memory that it was started with.
     pub memory_bytes: u64,
+    /// The process of its monitor, while it runs.
+    pub pid: Option<i32>,
 }
 
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -227,11 +229,12 @@ pub struct Details {
 }
 
 impl Details {
-    /// Drops what describes the host: holdings, cgroups, the directories behind volumes and root, and
+    /// Drops what describes the host: holdings, the monitor's pid, cgroups, the directories behind volumes and root, and
     /// why the box is stuck.
     pub fn without_host(mut self) -> Self {
         self.status = self.status.without_host();
         self.holdings.clear();
+        self.vm.iter_mut().for_each(|vm| vm.pid = None);
         self.cgroup_parents.clear();
         if let Some(rootfs) = self.spec.get_mut("rootfs") {
             rootfs.take();

@@ -12,6 +12,7 @@ use tare_kernel::procfs::Procfs;
 use crate::care::tend::observe_tended;
 use crate::error::{Error, ErrorKind};
 use crate::holdings::cgroup::{CgroupReader, CgroupUsage};
+use crate::holdings::with_keeper::MONITOR;
 use crate::holdings::{HOLDINGS, Look, name};
 use crate::host::layout::BoxAt;
 use crate::host::state_root;
@@ -117,6 +118,9 @@ pub fn details(at: BoxAt<'_>) -> Result<Details, Error> {
     let until = Instant::now() + ANSWERS_WITHIN;
     let seen =
         if is_live { seen_by_keeper(at, &observation, until) } else { KeeperAnswer::default() };
+    let holdings = holdings(at, &observation);
+    let monitor = holdings.iter().find(|held| held.kind == MONITOR.kind);
+    let pid = monitor.and_then(|held| held.what.strip_prefix("pid ")?.parse().ok());
     Ok(Details {
         status: status_of(at, &observation, seen),
         spec: spec.map_or(serde_json::Value::Null, |spec| shown_spec(spec, &observation)),
@@ -125,10 +129,11 @@ pub fn details(at: BoxAt<'_>) -> Result<Details, Error> {
             kernel: machine.kernel.clone(),
             monitor: machine.monitor.clone(),
             memory_bytes: machine.memory_bytes,
+            pid,
         }),
         usage: is_live.then(|| usage_of(at, &observation, seen)),
         cgroup_parents: cgroup_parents(&observation.record),
-        holdings: holdings(at, &observation),
+        holdings,
     })
 }
 

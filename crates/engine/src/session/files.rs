@@ -18,11 +18,12 @@ use tare_control::file_programs::{LEFT_OUT, ProgramStatus};
 pub use tare_control::file_programs::{
     LISTED_BYTES_MAX, Listed, ListedKind, PIECE_BYTES_MAX, PathKind, piece_head,
 };
-use tare_control::{End, Exec, ExecStreams, Program};
+use tare_control::{Cause, End, Exec, ExecStreams, Program};
 use tare_kernel::clock::timespec;
 
 use crate::care::tend::{awake_after_boot, observe_tended};
 use crate::error::{Context, Error, Hint};
+use crate::history::sentence::{Circumstances, Subject};
 use crate::host::layout::BoxAt;
 use crate::session::stdio::{Stdin, Streams};
 use crate::session::{Event, Session, exec, kept};
@@ -347,6 +348,9 @@ impl InBoxProgram {
             match event {
                 Event::Started | Event::Terminal(_) => {}
                 Event::Failed(error) => return Err(error),
+                Event::Ended(end) if end.cause == Cause::MachineLost => {
+                    return Err(machine_lost(self.session.id(), end));
+                }
                 Event::Ended(end) => self.ended = Some(end),
             }
         }
@@ -395,6 +399,13 @@ fn left_out(id: &BoxId, why: impl Into<Box<dyn std::error::Error + Send + Sync>>
 /// Returns the error for an errno that the program reported.
 fn failed(doing: String, errno: i32) -> Error {
     Error::bad_request(doing).caused_by(io::Error::from_raw_os_error(errno))
+}
+
+fn machine_lost(id: &BoxId, end: End) -> Error {
+    let sentence = Circumstances::of(end, Subject::Box).sentence().text;
+    Error::conflict(format!("cannot use the files of box {id}"))
+        .caused_by(sentence.trim_end_matches('.'))
+        .with_hint(Hint::SeeHowItEnded)
 }
 
 fn unfinished(id: &BoxId) -> Error {

@@ -10,7 +10,7 @@ use tare_kernel::signals::SignalFd;
 use crate::commands::each::on_box;
 use crate::context::{Context, Purpose};
 use crate::error::print_note;
-use crate::exit::DONE;
+use crate::exit::{DONE, print_lost_machine};
 use crate::stdio::{self, Caller};
 
 mod attach_loop;
@@ -62,7 +62,11 @@ fn attach(engine: &Engine, id: &BoxId, args: &AttachArgs, taken: &SignalFd) -> R
     // Gives the terminal back to the caller.
     drop(wire);
     match left {
-        AttachEnd::Ended => Ok(engine.await_end(&end)?.code()),
+        AttachEnd::Ended => {
+            let end = engine.await_end(&end)?;
+            print_lost_machine(end, id);
+            Ok(end.code())
+        }
         AttachEnd::Detached => Ok(DONE),
         AttachEnd::Interrupted(signal) => {
             print_note(&format!("left box {}, which keeps running", args.reference));

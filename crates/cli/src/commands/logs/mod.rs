@@ -10,14 +10,14 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use tare_engine::logs::Logs;
 use tare_engine::spec::quantity;
-use tare_engine::{Context as _, Error, Timestamp};
+use tare_engine::{Context as _, Error, Looked, Timestamp};
 use tare_kernel::process::Process;
 use tare_kernel::watch::Watch;
 
 use crate::commands::each::on_box;
 use crate::context::{Context, Purpose};
 use crate::error::print_note;
-use crate::exit::DONE;
+use crate::exit::{DONE, print_lost_machine};
 use crate::stdio::Caller;
 
 mod printer;
@@ -82,7 +82,18 @@ pub fn run(args: &LogsArgs, context: &Context) -> Result<u8, Error> {
     let controls = if args.raw { Controls::Raw } else { Controls::VisibleOnTerminals };
     let mut printer = Printer::new(Caller::of_this_process(), prefix, controls);
     let shown = match (args.follow, keeper) {
-        (true, Some(keeper)) => follow(&mut logs, &keeper, &mut printer),
+        (true, Some(keeper)) => {
+            on_box(&engine, &args.reference, |id| {
+                // The box may be removed at its end.
+                let watch = engine.watch_end(id);
+                let shown = follow(&mut logs, &keeper, &mut printer);
+                let looked = shown.is_ok().then(|| engine.look_for_end(watch.as_ref().ok()?).ok());
+                if let Some(Some(Looked::Ended(end))) = looked {
+                    print_lost_machine(end, id);
+                }
+                Ok(shown)
+            })?
+        }
         (true, None) | (false, _) => show(&mut logs, &mut printer),
     };
     match shown {
