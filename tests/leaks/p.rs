@@ -133,6 +133,10 @@ fn an_interpreter_that_never_becomes_ready_is_made_once_and_costs_no_quota() {
         assert_eq!(answer["warm"], "off", "{answer}");
         assert!(case.list().len() <= 3, "the template and at most two more");
     }
+    eventually("the log says what it waits for", || {
+        let log = server.log();
+        log.lines().any(|line| line.contains("pool_slow") && line.contains("imports slow"))
+    });
     server.stop();
     case.nothing_left();
 }

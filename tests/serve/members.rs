@@ -7,11 +7,13 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 use serde_json::json;
 use tare_harness::skip::{has_program, is_root};
 use tare_harness::{
-    FileServer, Process, Server, TemporaryDirectory, box_processes, eventually, eventually_within,
-    skip, tare,
+    FileServer, Freezer, Process, Server, TemporaryDirectory, box_processes, eventually,
+    eventually_within, skip, tare,
 };
 
-use crate::serve::clones::{CLONES, clones, code, in_clone, interpreter, templates};
+use crate::serve::clones::{
+    CLONES, clones, code, in_clone, interpreter, packages_with, processes_of, templates,
+};
 use crate::serve::pool::{BOXES, until_waiting, waiting};
 
 /// A descriptor is not needed to see whether a box lives.
@@ -117,7 +119,7 @@ fn a_template_without_a_use_ends_even_if_a_clone_of_it_still_ran() {
         eventually("only the template is left", || {
             waiting(&tare).len() == 1 && templates(&tare).len() == 1
         });
-        tare.exec(running.trim(), ["touch", "/tmp/go"]).ok();
+        tare.exec(running.trim(), ["touch", "/tmp/go"]);
         call.join().expect("an answer");
     });
     eventually("the template has ended", || waiting(&tare).is_empty());
@@ -151,4 +153,66 @@ fn packages_whose_file_system_does_not_answer_stop_no_other_pool() {
     }
     files.go_on();
     server.stop().ok();
+}
+
+/// Whether the import raises an error, ends the interpreter or kills it.
+#[test]
+fn the_event_about_a_failed_preload_names_the_module_and_the_error() {
+    needs_clones!();
+    for fresh in ["", "fresh = true\n"] {
+        for (module, why) in [
+            (
+                "import no_such",
+                "cannot import mine: ModuleNotFoundError: No module named 'no_such'",
+            ),
+            ("raise ValueError('two\\nlines')", "cannot import mine: ValueError: two lines"),
+            ("def f(:", "cannot import mine: SyntaxError: "),
+            ("raise SystemExit(3)", "cannot import mine: SystemExit: 3"),
+            ("import os; os._exit(3)", "it ended while it imported mine"),
+        ] {
+            let tare = tare!();
+            let packages = TemporaryDirectory::new();
+            packages_with(&packages, module);
+            let config = format!(
+                "{CLONES}{fresh}preload = ['json', 'mine']\n[boxes]\npackages = '{}'\n",
+                packages.text()
+            );
+            let server = Server::start_configured(&tare, &config);
+            for _call in 0..2 {
+                let result = server.post("/v1/run", &code("print(1)")).was(200).json();
+                assert_eq!((&result["warm"], &result["stdout"]), (&json!("off"), &json!("1\n")));
+                eventually("the pool has failed", || server.log().contains("pool_failed"));
+            }
+            let log = server.stop().ok().stderr_text();
+            let said: Vec<&str> = log.lines().filter(|it| it.contains("pool_failed")).collect();
+            assert!(said.len() == 1 && said[0].contains(why), "{module}: {log}");
+        }
+    }
+}
+
+/// The kernel ends no frozen process.
+#[test]
+fn a_box_that_cannot_be_ended_keeps_its_place_in_the_pool() {
+    let tare = tare!();
+    let Some(freezer) = Freezer::new() else {
+        skip!("there is no freezer of cgroup version 1");
+    };
+    let config = "[pool.box]\nwarm = 1\nmax = 1\nidle = '1s'\n";
+    let server = Server::start_configured(&tare, config);
+    let ids = until_waiting(&tare, 1);
+    let processes = processes_of(&ids[0]);
+    freezer.freeze(processes[0].pid);
+    eventually("it is stuck", || server.log().contains("teardown_stuck"));
+    let run = || {
+        let result = server.post("/v1/run", &json!({ "command": ["true"] })).was(200).json();
+        result["warm"].clone()
+    };
+    for _call in 0..4 {
+        assert_eq!(run(), "off");
+        tare_harness::let_pass(Duration::from_millis(300));
+    }
+    freezer.thaw();
+    eventually("there is a place again", || run() == "box");
+    server.stop();
+    tare.call(["audit"]).ok();
 }

@@ -592,7 +592,8 @@ fn a_module_that_cannot_be_preloaded_is_reported_once_and_calls_start_cold() {
         eventually("it is reported", || failures() > 0);
     }
     assert_eq!(failures(), 1, "{}", server.log());
-    assert!(server.log().contains("No module named 'no_such_module'"), "{}", server.log());
+    let why = "cannot import no_such_module: ModuleNotFoundError: No module named 'no_such_module'";
+    assert!(server.log().contains(why), "{}", server.log());
     server.stop();
     let (_directory, path) = configured(&format!("{config}start = 'at start'\n"));
     let refused = tare.call(["serve", "--listen", "127.0.0.1:0", "--config", &path]);

@@ -135,6 +135,11 @@ pub enum LogEvent<'a> {
         pool: &'static str,
         why: &'a str,
     },
+    /// An interpreter of a pool takes long to start.
+    PoolSlow {
+        box_id: &'a str,
+        why: &'a str,
+    },
     /// A box that waited in a pool has died. The server replaces it.
     PoolMemberLost {
         box_id: &'a str,

@@ -284,6 +284,7 @@ impl Metrics {
             | LogEvent::StartSlow { .. }
             | LogEvent::PoolFailed { .. }
             | LogEvent::PoolOff { .. }
+            | LogEvent::PoolSlow { .. }
             | LogEvent::PoolMemberLost { .. }
             | LogEvent::HookFailed { .. }
             | LogEvent::FilesNotSwept { .. }

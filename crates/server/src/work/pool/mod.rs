@@ -578,7 +578,8 @@ impl Service {
         let (threads, looker, (closing, open)) = start().map_err(|why: std::io::Error| {
             Error::failed("cannot start the threads of the pools").caused_by(why)
         })?;
-        let maker = Maker { engine: Arc::clone(&self.engine), closing: Arc::new(closing) };
+        let (engine, journal) = (Arc::clone(&self.engine), Arc::clone(&self.journal));
+        let maker = Maker { engine, journal, closing: Arc::new(closing) };
         let makers = Makers { threads, looker, maker, open: Mutex::new(Some(open)) };
         Ok(self.pools.makers.get_or_init(|| makers))
     }

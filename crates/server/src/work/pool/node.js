@@ -10,7 +10,10 @@
     // The shell that started node sets these.
     ["PWD", "OLDPWD", "SHLVL", "_"].forEach((name) => delete process.env[name]);
     const load = require("module").createRequire(process.argv[1]);
-    process.argv.splice(2).forEach((name) => load(name));
+    process.argv.splice(2).forEach((name) => {
+        fs.writeSync(1, "\n\u0001" + name + "\n");
+        load(name);
+    });
 
     function read(count) {
         const data = Buffer.alloc(count);

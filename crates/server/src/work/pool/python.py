@@ -2,15 +2,21 @@
 # one byte when it is ready, reads one order from its standard input, and runs that program as
 # `python3 FILE` would. It is used once.
 
-# Imports the modules. Returns each with the threads, the descriptors and the writable shared mappings
-# that there were afterwards.
+# Imports the modules, and writes the name of each before. Returns each with the threads, the descriptors
+# and the writable shared mappings that there were afterwards.
 def preload():
     import os
     import sys
 
     seen = []
     for name in sys.argv[1:]:
-        __import__(name)
+        os.write(1, b"\n\1" + os.fsencode(name) + b"\n")
+        try:
+            __import__(name)
+        except BaseException as error:
+            why = type(error).__name__ + ": " + " ".join(str(error).split())[:500]
+            os.write(2, ("\ncannot import " + name + ": " + why + "\n").encode("utf-8", "replace"))
+            os._exit(1)
         threads, descriptors = [len(os.listdir("/proc/self/" + kind)) for kind in ("task", "fd")]
         with open("/proc/self/maps", "rb") as maps:
             shared = sum(line.split()[1][1::2] == b"ws" for line in maps)
