@@ -28,6 +28,7 @@ mod readers;
 mod receipts;
 mod run;
 mod schema;
+mod siblings;
 mod states;
 mod stopping;
 mod templates;

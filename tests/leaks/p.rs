@@ -8,6 +8,7 @@ use tare_harness::skip::{has_program, is_root};
 use tare_harness::{Server, TemporaryDirectory, box_processes, eventually, skip};
 
 use crate::leaks::case::{Case, case, times};
+use crate::librechat::client::with_packages;
 
 /// Skips where no interpreter can be cloned.
 macro_rules! needs_clones {
@@ -62,6 +63,32 @@ fn no_two_clones_draw_the_same_random_numbers() {
         drawn.extend(lines.map(str::to_owned));
     }
     assert_eq!(drawn.len(), 5 * clones, "all differ");
+    server.stop();
+    case.nothing_left();
+}
+
+/// P1, mitos: the same for the legacy generator of numpy, which is seeded at its import.
+#[test]
+fn no_two_clones_draw_the_same_random_numbers_with_numpy() {
+    needs_clones!();
+    let Some(packages) = with_packages() else {
+        skip!("numpy is not installed: ./check does that");
+    };
+    let case = case();
+    let packages = packages.replace("librechat.boxes", "boxes");
+    let preload = "preload = ['numpy', 'numpy.random']";
+    let config = format!("[pool.python]\n{preload}\n{packages}");
+    let server = Server::start_configured(&case, &config);
+    let draw = "import numpy.random\nprint(numpy.random.rand(), numpy.random.default_rng().random(),\n\
+                numpy.random.randint(1 << 62), sep='\\n')";
+    let mut drawn = BTreeSet::new();
+    let clones = times(6, 50);
+    for _clone in 0..clones {
+        let result = in_clone(&server, draw);
+        let lines = result["stdout"].as_str().expect("a text").lines();
+        drawn.extend(lines.map(str::to_owned));
+    }
+    assert_eq!(drawn.len(), 3 * clones, "all differ");
     server.stop();
     case.nothing_left();
 }

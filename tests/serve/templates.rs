@@ -9,7 +9,8 @@ use rustix::process::Signal;
 use serde_json::json;
 use tare_harness::skip::{has_program, is_root};
 use tare_harness::{
-    Process, Server, TemporaryDirectory, box_processes, eventually, eventually_within, skip, tare,
+    Process, Scope, Server, TemporaryDirectory, box_processes, eventually, eventually_within,
+    hierarchies, skip, tare,
 };
 
 use crate::serve::clones::{
@@ -389,11 +390,50 @@ fn a_template_and_a_server_that_are_killed_under_load_leave_no_process() {
         if round % 2 == 0 {
             processes.iter().filter(is_python).for_each(|it| it.signal(Signal::KILL));
         } else {
-            processes.iter().for_each(|it| it.signal(Signal::KILL));
+            kill_pool(&template);
         }
         server.kill();
         eventually("everything has ended", || box_processes().iter().all(|it| it.is_zombie));
         tare.call(["sweep"]);
         tare.call(["audit"]).ok();
     }
+}
+
+#[test]
+fn the_cgroups_of_a_pool_are_below_the_configured_parent() {
+    needs_clones!();
+    let tare = tare!();
+    let Some(scope) = Scope::new("pooled") else {
+        skip!("only root can make cgroups here");
+    };
+    let boxes = format!("[boxes]\ncgroup_parent = '{}'\n", scope.name);
+    let server = Server::start_configured(&tare, &format!("{CLONES}{boxes}"));
+    in_clone(&server, &code("print(1)"));
+    eventually("the pool is full", || clones(&tare).len() == 2);
+    let mut ids = clones(&tare);
+    ids.extend(templates(&tare));
+    for process in ids.iter().flat_map(|id| processes_of(id)) {
+        let of_boxes = process.cgroups.iter().filter(|path| path.contains("tare-"));
+        let outside: Vec<&String> = of_boxes.filter(|path| !path.contains(&scope.name)).collect();
+        assert!(outside.is_empty(), "{process:?}");
+    }
+    tare.call(["audit"]).ok();
+    server.stop();
+    assert_eq!(scope.boxes(), Vec::<std::path::PathBuf>::new());
+}
+
+/// Kills all processes of a pool at once, those that share the memory of the template among them.
+fn kill_pool(template: &str) {
+    let paths = interpreter(template).cgroups.into_iter();
+    let pools = paths.filter_map(|path| {
+        let mut names = path.rsplit('/');
+        let own = names.next().filter(|it| it.ends_with(template))?;
+        names.next().filter(|pool| *pool == own).map(str::to_owned)
+    });
+    let pools: Vec<String> = pools.collect();
+    let files = hierarchies()
+        .into_iter()
+        .flat_map(|root| pools.iter().map(move |pool| root.join(pool).join("cgroup.kill")));
+    let killed = files.filter(|file| std::fs::write(file, "1").is_ok()).count();
+    assert_eq!(killed, 1, "{pools:?}");
 }

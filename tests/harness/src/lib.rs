@@ -40,7 +40,7 @@ pub use keeper::private_bytes;
 pub use random::Random;
 pub use running::{Output, Running};
 pub use scope::Scope;
-pub use server::{Answer, Server};
+pub use server::{Answer, Server, listening_on};
 pub use signer::{Signer, jwks};
 pub use snapshot::Snapshot;
 pub use snapshot::cgroup::hierarchies;
@@ -50,7 +50,7 @@ pub use tare::Tare;
 pub use temporary::TemporaryDirectory;
 pub use terminal::{TerminalSize, UnderTerminal};
 pub use vitals::{Vitals, assert_no_slope};
-pub use wait::{eventually, eventually_within, let_pass, poll};
+pub use wait::{PATIENCE, eventually, eventually_within, let_pass, poll};
 
 /// A [`Tare`] on the binary under test; `tare!(unprivileged)` runs it as a user
 /// without any privilege.

@@ -222,7 +222,7 @@ impl Answer {
 }
 
 /// The address in the log line that names it.
-fn listening_on(log: &str) -> Option<SocketAddr> {
+pub fn listening_on(log: &str) -> Option<SocketAddr> {
     let (_, rest) = log.split_once("http://")?;
     let end = rest.find('"')?;
     rest[..end].parse().ok()
