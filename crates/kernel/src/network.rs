@@ -57,16 +57,16 @@ impl NamespaceBuilder {
         Ok(Self { socket: ours.into(), builder })
     }
 
-    /// Waits for the namespace, moves this process into it, and applies [`SETTINGS`] below
+    /// Waits for the namespace, moves this process into it, and applies the settings of `links` below
     /// `settings`, the `/proc/sys` of the box.
-    pub fn join(self, settings: BorrowedFd<'_>) -> io::Result<()> {
+    pub fn join(self, settings: BorrowedFd<'_>, links: Links) -> io::Result<()> {
         let made = self.receive();
         // Even a dead builder would count as a process of the box until it is reaped.
         once("reap network builder", || self.builder.wait())?;
         let namespace = made?;
         let network = Some(LinkNameSpaceType::Network);
         step("join network", || move_into_link_name_space(namespace.as_fd(), network))?;
-        apply_settings(settings);
+        apply_settings(settings, links);
         Ok(())
     }
 
@@ -84,11 +84,11 @@ impl NamespaceBuilder {
 }
 
 /// Brings up the loopback interface of the network namespace that this process is in, and applies
-/// [`SETTINGS`] below `settings`, the `/proc/sys` of the box.
-pub fn set_up_own(settings: BorrowedFd<'_>) -> io::Result<()> {
+/// the settings of `links` below `settings`, the `/proc/sys` of the box.
+pub fn set_up_own(settings: BorrowedFd<'_>, links: Links) -> io::Result<()> {
     let socket = socket(AddressFamily::INET, SocketType::DGRAM, None)?;
     step("bring up lo", || bring_loopback_up(&socket))?;
-    apply_settings(settings);
+    apply_settings(settings, links);
     Ok(())
 }
 
@@ -159,17 +159,27 @@ fn bring_loopback_up(socket: &OwnedFd) -> rustix::io::Result<()> {
     unsafe { syscall(libc::SYS_ioctl, args) }.map(drop)
 }
 
-/// Every port may be bound without a privilege, and router advertisements are ignored.
-const SETTINGS: [(&CStr, &[u8]); 2] =
-    [(c"net/ipv4/ip_unprivileged_port_start", b"0"), (c"net/ipv6/conf/default/accept_ra", b"0")];
+/// Whether a process of the box may add interfaces to its network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Links {
+    /// No: none has the capability for it.
+    Fixed,
+    Addable,
+}
+
+/// Every port may be bound without a privilege.
+const PORTS: (&CStr, &[u8]) = (c"net/ipv4/ip_unprivileged_port_start", b"0");
+/// New interfaces ignore router advertisements.
+const ADVERTISEMENTS: (&CStr, &[u8]) = (c"net/ipv6/conf/default/accept_ra", b"0");
 
 /// `/proc/sys/net` shows the network of the reader, but each mount of `/proc` keeps the
 /// names of all networks that were ever looked up in it, in one list. In the host's mount
 /// the boxes would slow each other down. Best effort: each setting is the kernel's default
 /// already, or only a convenience.
-fn apply_settings(settings: BorrowedFd<'_>) {
+fn apply_settings(settings: BorrowedFd<'_>, links: Links) {
     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-    for (name, value) in SETTINGS {
+    let of_links = (links == Links::Addable).then_some(ADVERTISEMENTS);
+    for (name, value) in [PORTS].into_iter().chain(of_links) {
         let opened = openat(settings, name, flags, Mode::empty());
         opened.and_then(|file| rustix::io::write(file, value)).ok();
     }

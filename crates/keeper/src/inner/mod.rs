@@ -29,8 +29,9 @@ use tare_control::{Channel, GuestPlan, KEEPER_NAME, MACHINE_NAME, PLAN_BYTES_MAX
 use tare_kernel::cgroup::Cgroup;
 use tare_kernel::clock::{boot_ns, timespec};
 use tare_kernel::fds::{open_null, open_path};
+use tare_kernel::launch;
+use tare_kernel::network::{self, Links};
 use tare_kernel::spawn::{Namespaces, Privilege, SpawnOrder, spawn};
-use tare_kernel::{launch, network};
 
 use crate::relay::inner::{InnerMachine, serve};
 
@@ -103,7 +104,7 @@ impl InnerMachine for Starter {
         fs::write("/proc/sys/vm/overcommit_memory", "1").ok();
         let trees = mounts::share(&trees)?;
         // The box has the network of the machine, which is loopback.
-        network::set_up_own(open_path(CWD, c"/proc/sys")?.as_fd())?;
+        network::set_up_own(open_path(CWD, c"/proc/sys")?.as_fd(), Links::Addable)?;
         let owns_kernel = plan.filesystem.as_ref().is_some_and(|it| it.proc == ProcPlan::OwnKernel);
         let cgroup =
             if owns_kernel { delegated_cgroup(pids)? } else { cgroup(pids, "+pids +memory")? };

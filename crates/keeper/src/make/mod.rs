@@ -13,9 +13,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::process::umask;
-use tare_control::{Claim, Filesystem, Plan, ProcPlan, Profile, Report, SetupStep};
+use tare_control::{Capabilities, Claim, Filesystem, Plan, ProcPlan, Profile, Report, SetupStep};
 use tare_kernel::landlock::{Ruleset, Scope};
-use tare_kernel::network::{self, NamespaceBuilder};
+use tare_kernel::network::{self, Links, NamespaceBuilder};
 use tare_kernel::step::{once, step};
 use tare_kernel::{launch, mount};
 
@@ -79,7 +79,10 @@ pub fn make_box(
         rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
     })
     .failing(SetupStep::ReadPlan, "dumpable")?;
-    set_oom_score();
+    // The process that a template makes has the score of the template.
+    if companion == Companion::None {
+        set_oom_score();
+    }
     // A clone is in the network namespace already, and could not follow its keeper into another one.
     let network = if plan.own_network && companion == Companion::None {
         Some(NamespaceBuilder::start().failing(SetupStep::Network, "maker")?)
@@ -87,7 +90,7 @@ pub fn make_box(
         None
     };
     let mut built = match &plan.filesystem {
-        Some(filesystem) => Some(isolate_files(plan, filesystem, inherited)?),
+        Some(filesystem) => Some(isolate_files(plan, filesystem, inherited, companion)?),
         None => contain_files().map(|()| None)?,
     };
     if let Some(hostname) = &plan.hostname {
@@ -110,10 +113,16 @@ pub fn make_box(
         share_fairly(built.settings.as_fd());
     }
     let rewritable = built.as_mut().map(|built| std::mem::take(&mut built.rewritable));
+    let links = match plan.profile.capabilities {
+        Capabilities::None => Links::Fixed,
+        Capabilities::BoxRoot | Capabilities::Untouched => Links::Addable,
+    };
     // Last, because making the network namespace takes longest.
     let entered = match (network, built) {
-        (Some(network), Some(built)) => network.join(built.settings.as_fd()),
-        (None, Some(built)) if plan.own_network => network::set_up_own(built.settings.as_fd()),
+        (Some(network), Some(built)) => network.join(built.settings.as_fd(), links),
+        (None, Some(built)) if plan.own_network => {
+            network::set_up_own(built.settings.as_fd(), links)
+        }
         _ => Ok(()),
     };
     entered.failing(SetupStep::Network, "lo")?;
@@ -163,11 +172,13 @@ fn isolate_files<'a>(
     plan: &Plan,
     filesystem: &'a Filesystem,
     inherited: &mut InheritedFds,
+    companion: Companion,
 ) -> Result<Built<'a>, Failure> {
     // A template makes boxes in other cgroups. With the option `nsdelegate`, the kernel allows that only
     // to a process whose cgroup namespace has them. The first process of a machine makes the cgroup
-    // namespace of a box that has the kernel for itself.
-    if filesystem.proc == ProcPlan::Masked {
+    // namespace of a box that has the kernel for itself. A clone is in the cgroup namespace of its keeper
+    // already, which was made before both.
+    if filesystem.proc == ProcPlan::Masked && companion == Companion::None {
         launch::own_cgroup_namespace().failing(SetupStep::JoinCgroupNamespace, "")?;
     }
     // Every file of the box has exactly the mode that it is made with.
