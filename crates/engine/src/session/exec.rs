@@ -84,42 +84,41 @@ impl ExecSpec {
 pub fn exec(at: BoxAt<'_>, spec: &ExecSpec, stdin: Stdin) -> Result<Session, Error> {
     let record = awake_after_boot(at)?;
     refuse_user(&record, at.id, spec)?;
-    exec_recorded(at, &record, (spec, spec.request()), stdin)
+    let limits = LimitWatch::new(&cgroup::roots_of(at, &record), at.tagged_id());
+    exec_recorded(at, &record, (spec, spec.request()), (stdin, limits))
 }
 
-/// Starts another process in the box of a run or of a pool, which this process owns.
+/// Starts the first process in a new box of a pool, which this process owns.
 pub fn exec_in(owner: &Session, spec: &ExecSpec, stdin: Stdin) -> Result<Session, Error> {
-    match &owner.owned {
-        Some(owned) => {
-            exec_recorded(owned.root.at(owner.id()), &owned.record, (spec, spec.request()), stdin)
-        }
-        None => Err(not_the_owner()),
-    }
+    first_exec(owner, (spec, spec.request()), stdin)
 }
 
 /// Starts the clone in the box of a pool, which this process owns.
 pub fn exec_clone(owner: &Session, stdin: Stdin) -> Result<Session, Error> {
-    let Some(owned) = &owner.owned else { return Err(not_the_owner()) };
     let spec = ExecSpec::of(["clone"]);
     let exec = Exec { program: Program::Clone, ..spec.request() };
-    exec_recorded(owned.root.at(owner.id()), &owned.record, (&spec, exec), stdin)
+    first_exec(owner, (&spec, exec), stdin)
 }
 
-fn not_the_owner() -> Error {
-    Error::failed("cannot start a process in a box that another process owns")
+fn first_exec(owner: &Session, exec: (&ExecSpec, Exec), stdin: Stdin) -> Result<Session, Error> {
+    let Some(owned) = &owner.owned else {
+        return Err(Error::failed("cannot start a process in a box that another process owns"));
+    };
+    let at = owned.root.at(owner.id());
+    let limits = LimitWatch::of_new_box(&cgroup::roots_of(at, &owned.record), at.tagged_id());
+    exec_recorded(at, &owned.record, exec, (stdin, limits))
 }
 
 fn exec_recorded(
     at: BoxAt<'_>,
     record: &Record,
     (spec, exec): (&ExecSpec, Exec),
-    stdin: Stdin,
+    (stdin, limits): (Stdin, LimitWatch),
 ) -> Result<Session, Error> {
     // A command in a machine may start late. Its timeout counts from its start.
     let in_machine = record.is_machine();
     let late = if in_machine { ANSWER_WITHIN } else { Duration::ZERO };
     let deadline_ns = spec.timeout.map(|timeout| from_now(timeout + late));
-    let limits = LimitWatch::new(&cgroup::roots_of(at, record), at.tagged_id());
     let (link, stdio) = start(record, at.id, exec, spec.user, stdin)?;
     link.await_answer(at.id)?;
     let streams = stdio.map(|stdio| stdio.ours).unwrap_or_default();

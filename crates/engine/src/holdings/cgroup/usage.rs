@@ -269,6 +269,12 @@ impl LimitWatch {
         Self { cgroups, before, began_ns: boot_ns() }
     }
 
+    /// As [`Self::new`], for a box that this process has just made. The kernel has counted nothing.
+    pub fn of_new_box(roots: &[PathBuf], of: TaggedId<'_>) -> Self {
+        let cgroups = roots.iter().map(|root| layout::cgroup(root, of)).collect();
+        Self { cgroups, before: Counted::default(), began_ns: boot_ns() }
+    }
+
     /// Returns what the kernel has counted since then.
     pub fn evidence(&self) -> Evidence {
         let (now, before) = (counted(&self.cgroups), self.before);
