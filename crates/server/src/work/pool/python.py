@@ -21,9 +21,11 @@ def preload():
         with open("/proc/self/maps", "rb") as maps:
             shared = sum(line.split()[1][1::2] == b"ws" for line in maps)
         seen.append([name, threads, descriptors - 1, shared])
+    sys.stdout.flush()
     return seen
 
 
+# A clone copies each page of memory that this touches, so it calls as few functions as possible.
 def launch():
     import os
     import sys
@@ -37,7 +39,6 @@ def launch():
             data += part
         return data
 
-    sys.stdout.flush()
     os.write(1, b"\0")
     order = read(int(read(16), 16))
     at = 0
@@ -53,13 +54,14 @@ def launch():
 
     has_input, arguments, env, files = word() == b"1", words(), words(), words()
     arguments = [os.fsdecode(argument) for argument in arguments]
-    for key, value in zip(env[::2], env[1::2]):
-        os.environb[key] = value
+    if env:
+        for key, value in zip(env[::2], env[1::2]):
+            os.environb[key] = value
+    contents = {}
     for path, mtime, content in zip(files[::3], files[1::3], files[2::3]):
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "wb") as file:
-            file.write(content)
+        write_file(os, path, content)
         os.utime(path, (int(mtime), int(mtime)))
+        contents[os.fsdecode(path)] = content
     if not has_input:
         null = os.open("/dev/null", os.O_RDWR)
         os.dup2(null, 0)
@@ -68,13 +70,27 @@ def launch():
     if hasattr(sys, "orig_argv"):
         sys.orig_argv = sys.orig_argv[:1] + arguments
     if sys.path[:1] == [""]:
-        sys.path[0] = os.path.dirname(arguments[0])
+        sys.path[0] = arguments[0].rpartition("/")[0] or "/"
     # It remembers directories that did not exist when the interpreter started.
     sys.path_importer_cache.clear()
-    run(sys, arguments[0])
+    run(sys, arguments[0], contents.get(arguments[0]))
 
 
-def run(sys, path):
+# Without file objects: a clone would copy the memory of everything that they need.
+def write_file(os, path, content):
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    try:
+        file = os.open(path, flags, 0o666)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path))
+        file = os.open(path, flags, 0o666)
+    while content:
+        content = content[os.write(file, content) :]
+    os.close(file)
+
+
+# Runs a program. Its source is what has just been written to the file, if that is known.
+def run(sys, path, source):
     import _frozen_importlib_external
     import builtins
 
@@ -85,9 +101,10 @@ def run(sys, path):
         main.__annotations__ = {}
     sys.modules["__main__"] = main
     try:
-        with open(path, "rb") as file:
-            code = compile(file.read(), path, "exec", dont_inherit=True)
-        exec(code, vars(main))
+        if source is None:
+            with open(path, "rb") as file:
+                source = file.read()
+        exec(compile(source, path, "exec", dont_inherit=True), vars(main))
     except SystemExit:
         raise
     except KeyboardInterrupt:

@@ -1,7 +1,8 @@
 # Follows `python.py` in a template: an interpreter that has imported its modules and makes boxes, each
 # with a copy of itself. Its native part (`native.rs` of the kernel crate) reads orders from the standard
 # input, a socket. It makes K, the first process of a box, in new namespaces, and W, the copy. K executes
-# the keeper. W confines itself and returns from `template`.
+# the keeper. W confines itself and returns from `template`, with the module that collects garbage: W does not
+# import it again, because an import writes to much memory.
 def template(modules):
     import os
     import sys
@@ -32,15 +33,16 @@ def template(modules):
     sys.stdout.flush()
     sys.stderr.flush()
     restore(os, _signal)
+    for name in TEMPLATE_ENV:
+        os.environ.pop(name, None)
     written = prepare(os, sys, gc)
     pages = (ctypes.c_int64 * len(written))(*written)
     words = [*functions, offset, size, ctypes.addressof(pages), len(written) // 2]
     interpreter = (ctypes.c_int64 * len(words))(*words)
     os.write(1, b"\0")
     native.serve(interpreter)
-    for name in TEMPLATE_ENV:
-        os.environ.pop(name, None)
     reseed(os, sys)
+    return gc
 
 
 # Loads the native part from the descriptor that comes first on the standard input.
@@ -56,8 +58,8 @@ def load(os, sys, _socket, ctypes):
     return native
 
 
-# Set in a template only. The first four keep libraries from starting threads: a process with threads cannot
-# be copied. LD_BIND_NOW resolves symbols once, in the template.
+# Set in a template only, while it imports its modules. The first four keep libraries from starting threads: a
+# process with threads cannot be copied. LD_BIND_NOW resolves symbols once, in the template.
 TEMPLATE_ENV = [
     "OPENBLAS_NUM_THREADS",
     "OMP_NUM_THREADS",
@@ -73,18 +75,19 @@ REHEARSALS = 16
 # Makes clones fast. Returns the memory that they write; none if that cannot be found out.
 def prepare(os, sys, gc):
     try:
-        rehearse(os, sys, REHEARSALS)
+        rehearse(os, sys, gc, REHEARSALS)
         gc.collect()
         gc.freeze()
-        return needed_pages(os, sys)
+        return needed_pages(os, sys, gc)
     except OSError:
         gc.collect()
         gc.freeze()
         return []
 
 
-# Runs a small program as a clone would. What Python caches meanwhile, clones need not make.
-def rehearse(os, sys, times):
+# Runs a small program as a clone would, or with `is_last` to the end of the clone. What Python caches meanwhile, clones
+# need not make.
+def rehearse(os, sys, gc, times, is_last=False):
     def word(text):
         return b"%d\n%s" % (len(text), text)
 
@@ -103,6 +106,8 @@ def rehearse(os, sys, times):
             os.close(reads)
             os.close(writes)
             launch()
+            if is_last:
+                finish(sys, gc)
             sys.argv, sys.path[:], sys.modules["__main__"] = argv, paths, main
             if orig_argv is not None:
                 sys.orig_argv = orig_argv
@@ -115,31 +120,42 @@ def rehearse(os, sys, times):
             os.close(number)
 
 
-# Returns the memory that a clone writes, as the native part takes it, by the rehearsal of a copy. A clone
-# that gets it at once has few page faults.
-def needed_pages(os, sys):
-    ready, done = os.pipe(), os.pipe()
+# Returns the memory that a clone writes, as the native part takes it, by the rehearsal of a copy: from its
+# start to its end. A clone that gets it at once has few page faults. Another copy looks, which shares with
+# this process what the first one has not written: what either writes by looking and waiting does not count.
+def needed_pages(os, sys, gc):
+    (found, answer), (named, name), (rehearsed, ready), (held, hold) = [os.pipe() for _ in range(4)]
+    looker = os.fork()
+    if looker == 0:
+        try:
+            os.close(ready)
+            copy = int(os.read(named, 16))
+            if os.read(rehearsed, 1):
+                pages = written_pages(os, copy)
+                os.write(answer, b" ".join(b"%d" % number for number in pages))
+        finally:
+            os._exit(0)
     copy = os.fork()
     if copy == 0:
         try:
-            rehearse(os, sys, 1)
-            os.write(ready[1], b".")
-            os.close(done[1])
-            os.read(done[0], 1)
+            reseed(os, sys)
+            rehearse(os, sys, gc, 1, is_last=True)
+            os.write(ready, b".")
+            os.close(hold)
+            os.read(held, 1)
         finally:
             os._exit(0)
-    try:
-        os.close(ready[1])
-        os.read(ready[0], 1)
-        return written_pages(os, copy)
-    finally:
-        for number in (ready[0], *done):
-            os.close(number)
-        os.waitpid(copy, 0)
+    os.write(name, b"%d" % copy)
+    for number in (answer, named, name, rehearsed, ready, held, hold):
+        os.close(number)
+    with open(found, "rb") as answers:
+        pages = [int(number) for number in answers.read().split()]
+    os.waitpid(looker, 0)
+    os.waitpid(copy, 0)
+    return pages
 
 
-# Returns the pages that a copy of this process has written, as pairs of an address and a length. This
-# process looks, because the copy would write more pages by looking.
+# Returns the pages that a copy of this process has written, as pairs of an address and a length.
 def written_pages(os, copy):
     size = os.sysconf("SC_PAGE_SIZE")
     found = []
@@ -208,7 +224,7 @@ def reseed(os, sys):
 # Runs the order and ends the clone. Python itself would take apart every object of the template at its
 # end, and so copy all of its memory. This does what a program can notice: threads, exit functions, streams
 # and the objects of the program.
-def run_and_leave(os, sys):
+def run_and_leave(os, sys, gc):
     code = 0
     try:
         launch()
@@ -219,15 +235,18 @@ def run_and_leave(os, sys):
         elif not isinstance(code, int):
             print(code, file=sys.stderr)
             code = 1
+    os._exit(code & 0xFF if finish(sys, gc) else 120)
+
+
+# Returns whether all output was written.
+def finish(sys, gc):
     if "threading" in sys.modules:
         sys.modules["threading"]._shutdown()
-    import atexit
-    import gc
-
-    try:
-        atexit._run_exitfuncs()
-    except BaseException:
-        pass
+    if "atexit" in sys.modules:
+        try:
+            sys.modules["atexit"]._run_exitfuncs()
+        except BaseException:
+            pass
     is_flushed = flush(sys)
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     names = vars(sys.modules["__main__"]) if "__main__" in sys.modules else {}
@@ -236,8 +255,7 @@ def run_and_leave(os, sys):
             if name != "__builtins__" and (not is_first or (name[:1] == "_" and name[:2] != "__")):
                 names[name] = None
     gc.collect()
-    is_flushed = flush(sys) and is_flushed
-    os._exit(code & 0xFF if is_flushed else 120)
+    return flush(sys) and is_flushed
 
 
 def flush(sys):
@@ -250,5 +268,5 @@ def flush(sys):
         return False
 
 
-template(preload())
-run_and_leave(__import__("os"), __import__("sys"))
+gc = template(preload())
+run_and_leave(__import__("os"), __import__("sys"), gc)
