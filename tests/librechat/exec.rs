@@ -175,6 +175,33 @@ import zipfile; zipfile.ZipFile('all.zip', 'w').write('kept.txt')";
 }
 
 #[test]
+fn a_clone_returns_the_files_that_it_leaves_and_names_those_that_it_deletes() {
+    if !has_program("python3") || !is_root() {
+        skip!("clones need python3 and root");
+    }
+    let tare = tare!();
+    let chat = Chat::start(&tare);
+    let removed = chat.given("removed.txt", b"gone");
+    let in_clone = |code: &str, files: &[&Value]| {
+        let code = format!("import os\n{code}\nprint(os.getpid())");
+        let mut answer = Value::Null;
+        eventually("a clone runs it", || {
+            answer = chat.exec(json!({ "lang": "py", "code": code, "files": files }));
+            // The first process that a keeper has is the clone.
+            answer["stdout"] == "2\n"
+        });
+        answer
+    };
+    let nothing = in_clone("", &[]);
+    assert_eq!((&nothing["files"], &nothing["deleted_files"]), (&json!([]), &Value::Null));
+    let deleted = in_clone("os.remove('removed.txt')", &[&removed]);
+    assert_eq!(deleted["deleted_files"], json!(["removed.txt"]), "{deleted}");
+    let below = in_clone("os.mkdir('d'); open('d/new.txt', 'w').write('new')", &[]);
+    assert_eq!(chat.download(file(&below, "d/new.txt")).text(), "new");
+    chat.stop(&tare);
+}
+
+#[test]
 fn an_input_in_an_unreadable_directory_is_not_reported_as_deleted() {
     let tare = tare!();
     let chat = Chat::start(&tare);

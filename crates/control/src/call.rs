@@ -26,6 +26,20 @@ pub enum Request {
     /// End the command, or the process of this connection, at this boot-clock time. A process that
     /// was started before its work was known gets its deadline with the work.
     Deadline { at_ns: u64 },
+    /// The process of this connection, which was started before its work was known, gets it now: until
+    /// this boot-clock time.
+    Work { deadline_ns: Option<u64>, at_end: AtEnd },
+}
+
+/// What the keeper does when a process that has got its work ends, beside the report of its end.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AtEnd {
+    #[default]
+    Nothing,
+    /// The box ends, right after the report.
+    EndBox,
+    /// The keeper says first if there are no files: [`Report::HomeEmpty`].
+    LookForFiles,
 }
 
 /// What runs in a box, and until when.
@@ -319,6 +333,8 @@ pub enum Report {
         /// How much memory the machine's kernel has given back since its start.
         given_back_bytes: u64,
     },
+    /// `/work` had no entries when the process had ended; comes before [`Report::Ended`].
+    HomeEmpty,
 }
 
 #[cfg(test)]

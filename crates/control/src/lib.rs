@@ -22,7 +22,7 @@ mod plan;
 pub mod port;
 
 pub use call::{
-    Call, Claim, Exec, ExecStreams, Go, KeeperUsage, LaunchStep, PROTOCOL, Program, Refusal,
+    AtEnd, Call, Claim, Exec, ExecStreams, Go, KeeperUsage, LaunchStep, PROTOCOL, Program, Refusal,
     Report, Request, SetupStep, Versioned,
 };
 pub use cause::{Cause, End, Pressure};

@@ -65,5 +65,6 @@ pub use session::stdio::{Stdin, Streams};
 pub use session::{Conclusion, Event, Session, files, logs};
 pub use spec::name::RUN_LABEL;
 pub use spec::{BoxId, DetachOptions};
+pub use tare_control::AtEnd;
 pub use tare_kernel::process::Process as Keeper;
 pub use time::{Moment, Timestamp};

@@ -161,6 +161,7 @@ fn await_detached(
             | Report::Input { .. }
             | Report::Refused(_)
             | Report::ScratchFull
+            | Report::HomeEmpty
             | Report::MachineUsage { .. }) => return Err(failed(session.event(report))),
         }
     }

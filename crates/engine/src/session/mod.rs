@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FileType, fstat, major, minor};
 use tare_control::{
-    Cause, Channel, End, REPORT_BYTES_MAX, REQUEST_BYTES_MAX, Received, Report, Request,
+    AtEnd, Cause, Channel, End, REPORT_BYTES_MAX, REQUEST_BYTES_MAX, Received, Report, Request,
 };
 use tare_kernel::clock::{boot_ns, timespec};
 use tare_kernel::fds::open_null;
@@ -107,6 +107,8 @@ struct Observed {
     passed_signal: Option<(i32, u64)>,
     /// The keeper reported that the scratch space was full.
     scratch_full: bool,
+    /// The keeper reported that `/work` was empty.
+    home_empty: bool,
     /// What the owner of a run adds.
     conclusion: Conclusion,
     /// The end with the kernel's evidence, when the box is being torn down.
@@ -226,13 +228,13 @@ impl Session {
         Self { deadline_ns, ..self }
     }
 
-    /// Ends the process after this time, which the keeper enforces. The process was started before
-    /// its work was known.
-    pub fn end_after(&mut self, timeout: Duration) -> Result<(), Error> {
-        let at_ns = from_now(timeout);
-        self.deadline_ns = Some(at_ns);
+    /// The process, which was started before its work was known, gets it now. The keeper ends it after the
+    /// timeout.
+    pub fn begin_work(&mut self, timeout: Option<Duration>, at_end: AtEnd) -> Result<(), Error> {
+        let deadline_ns = timeout.map(from_now);
+        self.deadline_ns = deadline_ns;
         self.channel
-            .send(&Request::Deadline { at_ns }, REQUEST_BYTES_MAX, &[])
+            .send(&Request::Work { deadline_ns, at_end }, REQUEST_BYTES_MAX, &[])
             .context(|| format!("cannot set the deadline of a process in box {}", self.id))
     }
 
@@ -322,6 +324,10 @@ impl Session {
             Received::Nothing => return None,
             Received::Message(Report::ScratchFull) => {
                 self.observed.scratch_full = true;
+                return self.next_event();
+            }
+            Received::Message(Report::HomeEmpty) => {
+                self.observed.home_empty = true;
                 return self.next_event();
             }
             Received::Message(report) => self.event(report),
@@ -416,6 +422,7 @@ impl Session {
             | Report::Usage(_)
             | Report::Input { .. }
             | Report::ScratchFull
+            | Report::HomeEmpty
             | Report::MachineUsage { .. } => self.lost(),
         }
     }
@@ -563,6 +570,11 @@ impl Session {
     /// Returns whether the keeper reported that the scratch space was full at the end of the process.
     pub fn saw_full_scratch(&self) -> bool {
         self.observed.scratch_full
+    }
+
+    /// Returns whether the keeper reported that `/work` was empty at the end of the process.
+    pub fn saw_empty_home(&self) -> bool {
+        self.observed.home_empty
     }
 
     /// Returns the end with everything that is known about it, once the session is being ended.

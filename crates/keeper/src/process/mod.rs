@@ -20,7 +20,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::process::{Pid, WaitStatus};
 use tare_control::journal::{BoxEvent, Name};
 use tare_control::{
-    Cause, Channel, End, Exec, ExecStreams, LaunchStep, Profile, Program, REPORT_BYTES_MAX,
+    AtEnd, Cause, Channel, End, Exec, ExecStreams, LaunchStep, Profile, Program, REPORT_BYTES_MAX,
     REQUEST_BYTES_MAX, Received, Refusal, Report, Request,
 };
 use tare_kernel::clock::boot_ns;
@@ -74,6 +74,8 @@ pub struct Execution {
     oom_kills_before: Option<u64>,
     stage: Stage,
     pub ends_box: bool,
+    /// What happens at its end, if it has got its work after its start.
+    pub at_end: AtEnd,
     /// The client has sent a signal that asks the process to end: its tree ends with it.
     asked_to_end: bool,
     /// Its number in the journal.
@@ -189,6 +191,7 @@ impl Execution {
             oom_kills_before: None,
             stage: Stage::Running,
             ends_box: true,
+            at_end: AtEnd::Nothing,
             asked_to_end: false,
             number: 0,
             is_copy: false,
@@ -307,7 +310,8 @@ impl Execution {
 
     /// Returns how the box ends, if this execution ends it.
     pub fn end_of_box(&self) -> Option<End> {
-        self.end.filter(|_| self.ends_box)
+        let ends_box = self.ends_box || (self.at_end == AtEnd::EndBox && self.is_over());
+        self.end.filter(|_| ends_box)
     }
 
     /// Returns the event of its end for the journal.
@@ -389,6 +393,11 @@ impl Execution {
         if let (false, false, Some(client)) = (self.ends_box, self.is_copy, &self.channel) {
             client.report(&Report::ScratchFull);
         }
+    }
+
+    /// Tells the client that the process has left no files.
+    pub fn report_empty_home(&self) {
+        self.channel.iter().for_each(|client| client.report(&Report::HomeEmpty));
     }
 
     /// Passes on a signal from its own client.

@@ -175,6 +175,14 @@ pub fn memory_bytes() -> u64 {
     kib.unwrap_or(0).saturating_mul(1024)
 }
 
+/// Returns whether there is nothing in the directory of the box's files. Not if it cannot be read.
+pub fn is_home_empty() -> bool {
+    std::fs::read_dir(HOME).is_ok_and(|mut entries| entries.next().is_none())
+}
+
+/// No process of an unprivileged box can put another directory here.
+const HOME: &str = "/work";
+
 /// Every box has this directory on its scratch space. A volume can hide `/work` and `/tmp`.
 const ON_SCRATCH: &str = "/dev";
 

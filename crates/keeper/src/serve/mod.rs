@@ -20,7 +20,7 @@ use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{WaitOptions, wait};
 use tare_control::journal::BoxEvent;
 use tare_control::{
-    Cause, Channel, End, Exec, REQUEST_BYTES_MAX, Received, Report, Request, SetupStep,
+    AtEnd, Cause, Channel, End, Exec, REQUEST_BYTES_MAX, Received, Report, Request, SetupStep,
 };
 use tare_kernel::clock::{boot_ns, timespec};
 use tare_kernel::step::step;
@@ -282,6 +282,9 @@ impl Supervisor {
             if status.exit_status() != Some(0) && self.is_scratch_full() {
                 self.executions[index].report_full_scratch();
             }
+            if self.executions[index].at_end == AtEnd::LookForFiles && calls::is_home_empty() {
+                self.executions[index].report_empty_home();
+            }
             self.executions[index].ended(status, is_stopped);
         }
     }
@@ -296,6 +299,10 @@ impl Supervisor {
                     Received::Message(Request::Detach) => self.detach(index),
                     Received::Message(Request::Go(_)) => {}
                     Received::Message(Request::Deadline { at_ns }) => self.end_at(index, at_ns),
+                    Received::Message(Request::Work { deadline_ns, at_end }) => {
+                        deadline_ns.into_iter().for_each(|at_ns| self.end_at(index, at_ns));
+                        self.executions[index].at_end = at_end;
+                    }
                     Received::Nothing => break,
                     Received::Closed => {
                         self.executions[index].hang_up();
@@ -343,7 +350,8 @@ impl Supervisor {
             let Some(channel) = self.executions[index].channel_mut() else { return };
             match channel.wait_until(REQUEST_BYTES_MAX, until_ns) {
                 Some(Request::Detach) => self.detach(index),
-                Some(Request::Go(_) | Request::Signal(_) | Request::Deadline { .. }) => {}
+                Some(Request::Go(_) | Request::Signal(_)) => {}
+                Some(Request::Deadline { .. } | Request::Work { .. }) => {}
                 None => return,
             }
         }

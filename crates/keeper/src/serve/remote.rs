@@ -260,6 +260,7 @@ impl Supervisor {
             | Report::Refused(_)
             | Report::Detached
             | Report::Done
+            | Report::HomeEmpty
             | Report::Usage(_)
             | Report::Input { .. }
             | Report::MachineUsage { .. } => {

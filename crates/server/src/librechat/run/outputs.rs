@@ -99,9 +99,13 @@ impl SessionOutputs {
     pub fn collect(&self, files: BoxFiles<'_>, inputs: &SessionInputs) -> Collected {
         let mut collected = Collected::default();
         let mut seen = BTreeSet::new();
-        let received = files.read(Path::new(HOME), |archive| {
-            self.receive(archive, inputs, &mut seen, &mut collected)
-        });
+        let received = if files.is_home_empty {
+            Ok(((), Copied::Everything))
+        } else {
+            files.read(Path::new(HOME), |archive| {
+                self.receive(archive, inputs, &mut seen, &mut collected)
+            })
+        };
         let unseen = inputs.values().filter(|input| !seen.contains(&input.name));
         match received {
             Ok(((), Copied::Everything)) => {

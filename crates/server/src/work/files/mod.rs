@@ -78,6 +78,8 @@ pub fn now() -> i64 {
 pub struct BoxFiles<'a> {
     pub engine: &'a Engine,
     pub id: &'a BoxId,
+    /// The keeper saw that the working directory was empty when the command ended.
+    pub is_home_empty: bool,
 }
 
 impl Service {
@@ -89,7 +91,13 @@ impl Service {
         work: impl FnOnce(BoxFiles<'_>) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, ServiceError> {
         let box_id = id.clone();
-        self.call_in_box(caller, id, move |engine| work(BoxFiles { engine, id: &box_id })).await
+        self.call_in_box(caller, id, move |engine| work(BoxFiles::of(engine, &box_id))).await
+    }
+}
+
+impl<'a> BoxFiles<'a> {
+    pub fn of(engine: &'a Engine, id: &'a BoxId) -> Self {
+        Self { engine, id, is_home_empty: false }
     }
 }
 

@@ -22,8 +22,8 @@ use std::time::{Duration, Instant};
 
 use tare_engine::spec::Spec;
 use tare_engine::{
-    BoxId, Cause, Circumstances, Conclusion, End, EndedLine, Error, Keeper, Receipt, Session,
-    Stdin, Subject,
+    AtEnd, BoxId, Cause, Circumstances, Conclusion, End, EndedLine, Error, Keeper, Receipt,
+    Session, Stdin, Subject,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -340,12 +340,12 @@ impl Steps {
             service.call(move |engine| engine.exec(&box_id, &exec, stdin)).await?
         };
         let (end, streams) = self.relay(&mut exec, &mut request, sink).await?;
-        let scratch_full = exec.saw_full_scratch();
+        let (scratch_full, is_home_empty) = (exec.saw_full_scratch(), exec.saw_empty_home());
         drop(exec);
         let collected = match request.collect {
             Some(collect) if !matches!(end.cause, Cause::KeeperLost | Cause::MachineLost) => {
-                let collect =
-                    service.call(move |engine| collect(BoxFiles { engine, id: &id }, end));
+                let collect = service
+                    .call(move |engine| collect(BoxFiles { engine, id: &id, is_home_empty }, end));
                 Some(self.copy(session, collect).await?)
             }
             Some(_) | None => None,
@@ -377,9 +377,13 @@ impl Steps {
         let mut input = order.encode();
         input.append(&mut request.stdin.take().unwrap_or_default());
         request.stdin = Some(input);
-        if let Some(timeout) = request.exec.timeout {
-            process.end_after(timeout)?;
-        }
+        let at_end = match (&request.collect, request.receipt) {
+            (Some(_), _) => AtEnd::LookForFiles,
+            // The server looks at what the box holds before it ends the box.
+            (None, true) => AtEnd::Nothing,
+            (None, false) => AtEnd::EndBox,
+        };
+        process.begin_work(request.exec.timeout, at_end)?;
         Ok(process)
     }
 
@@ -393,7 +397,7 @@ impl Steps {
             return Ok(());
         }
         let (id, inputs) = (session.id().clone(), std::mem::take(&mut request.files));
-        let put = self.service.call(move |engine| BoxFiles { engine, id: &id }.put(inputs));
+        let put = self.service.call(move |engine| BoxFiles::of(engine, &id).put(inputs));
         self.copy(session, put).await
     }
 
