@@ -214,7 +214,8 @@ impl Service {
     }
 
     async fn claim_waiting(&self, waiting: Waiting, pool: PoolName, spec: Spec) -> Option<Claimed> {
-        let claimed = self.creators.call(move || waiting.claim(&spec)).await;
+        // Not behind boxes that are being made: the box is, and its keeper does not end with this thread.
+        let claimed = self.workers.call(move || waiting.claim(&spec)).await;
         claimed.map_err(|failed| self.why_not_started(pool, failed)).ok()
     }
 
