@@ -58,6 +58,19 @@ pub fn clones(tare: &Tare) -> Vec<String> {
     all.filter(|(_, pool)| pool == "python").map(|(id, _)| id).collect()
 }
 
+/// Waits until this many clones are on their shelf. On record, a clone is warm a little earlier.
+#[track_caller]
+pub fn until_full(server: &Server, count: u32) {
+    let is = |metrics: &str, state: &str, count: u32| {
+        let name = format!("tare_pool_members{{pool=\"python\",state=\"{state}\"}}");
+        value(metrics, &name) == Some(f64::from(count))
+    };
+    eventually("the pool is full", || {
+        let metrics = server.get("/metrics").was(200).text();
+        is(&metrics, "waiting", count) && is(&metrics, "making", 0)
+    });
+}
+
 /// The processes of a box that are alive, by its cgroups. Those of a clone are below its template's.
 pub fn processes_of(id: &str) -> Vec<Process> {
     let is_of_box = |it: &Process| it.cgroups.iter().any(|path| path.ends_with(id));

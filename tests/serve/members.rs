@@ -12,7 +12,7 @@ use tare_harness::{
 };
 
 use crate::serve::clones::{
-    CLONES, clones, code, in_clone, interpreter, packages_with, processes_of, templates,
+    CLONES, clones, code, in_clone, interpreter, packages_with, processes_of, templates, until_full,
 };
 use crate::serve::pool::{BOXES, until_waiting, waiting};
 
@@ -83,7 +83,7 @@ fn a_call_gets_the_next_clone_if_the_first_is_dead_and_a_new_one_if_all_are() {
     let server = Server::start_configured(&tare, "[pool.python]\nwarm = 3\n");
     in_clone(&server, &code("print(1)"));
     for dead in [2, 3] {
-        eventually("the pool is full", || clones(&tare).len() == 3);
+        until_full(&server, 3);
         let members = clones(&tare);
         let interpreters: Vec<_> = members.iter().take(dead).map(|id| interpreter(id)).collect();
         interpreters.iter().for_each(|it| it.signal(Signal::KILL));

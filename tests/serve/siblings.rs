@@ -9,7 +9,7 @@ use tare_harness::skip::{has_program, is_root};
 use tare_harness::{Process, Server, Tare, TemporaryDirectory, eventually, skip, tare};
 
 use crate::serve::clones::{
-    CLONES, clones, code, in_clone, interpreter, packages_with, processes_of, templates,
+    CLONES, clones, code, in_clone, interpreter, packages_with, processes_of, templates, until_full,
 };
 use crate::serve::operating::value;
 use crate::serve::pool::waiting;
@@ -160,6 +160,8 @@ fn the_interpreter_of_a_template_has_a_user_of_its_own_and_no_rights() {
     let tare = tare!();
     let server = Server::start_configured(&tare, CLONES);
     in_clone(&server, &code("print(1)"));
+    // A clone in the making still has the user of its template.
+    until_full(&server, 2);
     let process = interpreter(&templates(&tare)[0]);
     let status = fs::read_to_string(format!("/proc/{}/status", process.pid)).expect("it lives");
     let field = |name: &str| {
