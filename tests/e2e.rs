@@ -40,6 +40,7 @@ mod limits;
 mod log;
 mod machine_files;
 mod machine_limits;
+mod machine_options;
 mod machine_root;
 mod machine_streams;
 mod machines;

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use crate::machine_options::a_user_gets_no_more;
 use rustix::process::{Pid, Signal, kill_process};
 use tare_harness::scene::Scene;
 use tare_harness::skip::has_program;
@@ -203,6 +204,7 @@ fn a_detached_machine_does_what_is_asked_of_it_until_its_monitor_is_killed() {
     machines.call(&["cp", "web:/work/file", back.to_str().unwrap()]).ok();
     assert_eq!(fs::read_to_string(back).unwrap(), "copied\n");
     machines.call(&["logs", "web"]).ok().printed("up\n");
+    a_user_gets_no_more(&machines, "web");
     // A pause stops the machine.
     machines.call(&["pause", "web"]).ok();
     assert_eq!(tare.state(&id), "paused");
@@ -269,6 +271,13 @@ impl Machines {
             let found = fs::read_to_string(of_monitor(table))?;
             assert_eq!(found.lines().count(), lines, "{found}");
         }
+        // Three socket pairs: console, port and commands. None is a socket on which a process listens.
+        let is_socket = |path: &&PathBuf| path.to_string_lossy().starts_with("socket:");
+        let sockets: std::collections::BTreeSet<_> = descriptors.iter().filter(is_socket).collect();
+        assert_eq!(sockets.len(), 3, "{descriptors:?}");
+        const LISTENS: &str = " 00010000 ";
+        let unix = fs::read_to_string(of_monitor("net/unix"))?;
+        assert!(!unix.contains(LISTENS), "{unix}");
         Ok(())
     }
 }
