@@ -305,6 +305,9 @@ mod tests {
             (LimitName::Memory, "--memory"),
             (LimitName::Timeout, "--timeout"),
             (LimitName::Pids, "--pids"),
+            (LimitName::Lease, "--lease"),
+            (LimitName::Output, "--output-limit"),
+            (LimitName::Scratch, "--scratch"),
         ];
         let option = options.into_iter().find(|(limit, _)| *hint == Hint::Raise(*limit));
         option.map_or_else(|| format!("{hint:?}"), |(_, option)| format!("Raise {option}."))
@@ -380,6 +383,38 @@ mod tests {
             said(End::killed(Cause::MachineLost), &evidence(), None),
         ] {
             assert!(BOXES.contains(&sentence), "{sentence}");
+        }
+    }
+
+    #[test]
+    fn the_documentation_has_the_sentences_that_need_more_than_numbers() {
+        let creator =
+            Actor::Command { command: "tare run".to_owned(), pid: 812, uid: 0, user: None };
+        let client = Actor::Http {
+            key: Some("ci".to_owned()),
+            client: "127.0.0.1:40112".to_owned(),
+            route: "POST /v1/boxes/web/stop".to_owned(),
+        };
+        let (evidence, of) = (evidence(), |end| Circumstances::of(end, Subject::Box));
+        let killed = |cause| of(End::killed(cause));
+        let full = End { cause: Cause::ScratchFull, ..End::of_command(1 << 8) };
+        for circumstances in [
+            Circumstances {
+                lease_ended: Some(Timestamp::from_ms(1_794_883_228_194)),
+                ..killed(Cause::Lease)
+            },
+            Circumstances { output_bytes_max: Some(1 << 20), ..killed(Cause::OutputLimit) },
+            Circumstances { by: Some(&client), ..killed(Cause::Stopped) },
+            Circumstances { evidence: Some(&evidence), ..of(full) },
+            Circumstances { lost_creator: Some(&creator), ..killed(Cause::ClientGone) },
+            killed(Cause::ClientGone),
+            Circumstances {
+                failure: Some("cannot run nope in the box: there is no such program"),
+                ..killed(Cause::StartFailed)
+            },
+        ] {
+            let sentence = circumstances.sentence().with_advice(words);
+            assert!(BOXES.contains(&format!("| {sentence} |")), "{sentence}");
         }
     }
 
