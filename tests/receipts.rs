@@ -478,6 +478,17 @@ fn an_audit_since_a_time_lists_the_boxes_that_were_removed_since() {
 }
 
 #[test]
+fn a_receipt_is_complete_by_each_name_that_the_box_had() {
+    let tare = tare!();
+    let id = tare.detached(["--name", "old", "--", "sleep", "1000"]);
+    tare.call(["rename", "old", "new"]).ok();
+    tare.call(["rm", "-f", "new"]).ok();
+    for reference in ["old", "new", &id] {
+        assert_eq!(receipt_of(&tare, reference)["complete"], true, "{reference}");
+    }
+}
+
+#[test]
 fn an_unknown_box_has_no_receipt() {
     let tare = tare!();
     tare.call(["receipt", "nothing"]).exited(1).said(&["there is no box 'nothing'"]);

@@ -1,10 +1,15 @@
 //! Receipts over HTTP agree with the host, belong to their key, and outlive the server.
 
+use std::io::Read;
+
 use serde_json::{Value, json};
-use tare_harness::{Server, Tare, TemporaryDirectory, eventually, tare};
+use tare_harness::skip::is_root;
+use tare_harness::{Answer, Server, Tare, TemporaryDirectory, eventually, tare};
 
 use crate::receipts::{HostLook, boot_ns, item};
+use crate::serve::clones::{CLONES, clones, code, in_clone, processes_of};
 use crate::serve::configured;
+use crate::serve::pool::waiting;
 use crate::serve::quotas::sha256;
 
 fn created(server: &Server, tare: &Tare, name: &str) -> (String, HostLook) {
@@ -75,6 +80,47 @@ fn a_run_has_a_receipt_if_the_request_asks_for_one() {
     assert_eq!(result["receipt"], Value::Null);
     let id = result["id"].as_str().expect("an id");
     server.get(&format!("/v1/boxes/{id}/receipt")).was(404);
+    server.stop().ok();
+}
+
+#[test]
+fn the_receipt_of_a_run_names_its_command_however_its_box_was_made() {
+    let tare = tare!();
+    let server = Server::start_configured(&tare, CLONES);
+    let sleep = "import time; time.sleep(1000)";
+    let mut requests = vec![
+        json!({ "command": ["python3", "-c", sleep] }),
+        json!({ "command": ["python3", "a"], "files": [{ "path": "a", "content": sleep }] }),
+    ];
+    if is_root() {
+        in_clone(&server, &code("pass"));
+        eventually("the pool is full", || clones(&tare).len() == 2);
+        requests.push(code(sleep));
+    }
+    for mut body in requests {
+        (body["receipt"], body["timeout_ms"]) = (json!(true), json!(3000));
+        let headers = [("Content-Type", "application/json")];
+        let mut stream = server.send("POST", "/v1/run", &headers, body.to_string().as_bytes());
+        let pids = |id: &str| {
+            let all = processes_of(id).into_iter().filter(|it| it.name.starts_with("python"));
+            all.map(|it| format!("pid {}", it.pid)).collect::<Vec<_>>()
+        };
+        let pools: Vec<String> = waiting(&tare).into_iter().map(|(id, _)| id).collect();
+        let mut seen = Vec::new();
+        eventually("its command runs", || {
+            let ids = tare.footprint().records.into_iter();
+            seen = ids.filter(|id| !pools.contains(id)).map(|id| (pids(&id), id)).collect();
+            seen.retain(|(pids, id)| {
+                !pids.is_empty() && !waiting(&tare).iter().any(|(other, _)| other == id)
+            });
+            !seen.is_empty()
+        });
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).expect("an answer");
+        let result = Answer::parse(&answer).was(200).json();
+        let (pids, _) = seen.iter().find(|(_, id)| result["id"] == **id).expect("it was seen");
+        assert_eq!(item(&result["receipt"], "process")["what"], json!(pids), "{result}");
+    }
     server.stop().ok();
 }
 

@@ -389,7 +389,9 @@ pub fn receipt(
     let Former::Removed(found) = find_former(root, reference, sees, &[])? else {
         return Err(no_box(reference).with_hint(NO_RECEIPT));
     };
-    found.receipt.ok_or_else(|| {
+    // What was seen gone last is found by the id and the last name, and `reference` may be an earlier name.
+    let by_id = removed(root, &found.id)?.and_then(|it| it.receipt);
+    by_id.or(found.receipt).ok_or_else(|| {
         Error::new(ErrorKind::NoSuchBox, format!("box {} has no receipt", found.id))
             .with_hint(NO_RECEIPT)
     })

@@ -159,11 +159,11 @@ pub enum WantedReceipt {
 }
 
 impl OwnedBox {
-    /// Looks at what the box holds, if its owner wants a receipt.
+    /// Looks at what the box holds, if its owner wants a receipt. Adds that to what it held before.
     fn look(&mut self, id: &BoxId) {
         if let WantedReceipt::Wanted(held) = &mut self.receipt {
             let keeper = Some(self.keeper.process.pid());
-            *held = receipt::look(self.root.at(id), &self.record, keeper, None);
+            *held = receipt::look(self.root.at(id), &self.record, keeper, Some(held));
         }
     }
 }
@@ -337,9 +337,7 @@ impl Session {
             Event::Started => {
                 self.deadline_ns = self.observed.timeout.map(from_now).or(self.deadline_ns);
                 // When its command has ended, the keeper and what ends with it are gone.
-                if let Some(owned) = &mut self.owned {
-                    owned.look(&self.id);
-                }
+                self.look_for_receipt();
                 self.record_boot();
             }
             Event::Terminal(_) => {}
@@ -653,6 +651,13 @@ impl Session {
     pub fn want_receipt(&mut self) {
         if let Some(owned) = &mut self.owned {
             owned.receipt = WantedReceipt::Wanted(HeldLine::default());
+        }
+    }
+
+    /// Looks at what the box holds now, if a receipt is wanted: its command has begun as an exec.
+    pub fn look_for_receipt(&mut self) {
+        if let Some(owned) = &mut self.owned {
+            owned.look(&self.id);
         }
     }
 

@@ -337,8 +337,13 @@ impl Steps {
             }
             self.put_files(session, &mut request).await?;
             let (box_id, exec, stdin) = (id.clone(), request.exec.clone(), request.stdin());
-            service.call(move |engine| engine.exec(&box_id, &exec, stdin)).await?
+            let mut exec = service.call(move |engine| engine.exec(&box_id, &exec, stdin)).await?;
+            if request.receipt {
+                self.unless_interrupted(relay::started(&mut exec)).await??;
+            }
+            exec
         };
+        session.look_for_receipt();
         let (end, streams) = self.relay(&mut exec, &mut request, sink).await?;
         let (scratch_full, is_home_empty) = (exec.saw_full_scratch(), exec.saw_empty_home());
         drop(exec);
