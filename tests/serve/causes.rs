@@ -150,6 +150,19 @@ fn the_end_of_a_box_has_the_same_cause_in_answers_event_and_metric() {
         assert_counted(&server, cause, 1.0);
         server.delete(&format!("/v1/boxes/{id}")).was(204);
     }
+    // Each end is one event, also of a box that a request or a command removes at once.
+    for round in 1..=10 {
+        let made = server.post("/v1/boxes", &json!({ "command": ["sleep", "1000"] })).was(201);
+        let id = made.json()["id"].as_str().expect("an id").to_owned();
+        if round % 2 == 0 {
+            server.delete(&format!("/v1/boxes/{id}?force=true")).was(204);
+        } else {
+            tare.call(["rm", "-f", &id]).ok();
+        }
+        expected.push("killed");
+        eventually("it is logged", || causes(&server, "box_ended") == expected);
+        assert_counted(&server, "killed", f64::from(round));
+    }
     server.stop().ok();
 }
 

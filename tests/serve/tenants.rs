@@ -537,7 +537,7 @@ fn a_later_server_knows_whose_boxes_it_finds() {
 fn frames_until(stream: &mut TcpStream, wanted: &str) -> Vec<Value> {
     let text = read_until(stream, wanted);
     let frames = text.lines().filter_map(|line| serde_json::from_str(line).ok());
-    // The server may see the end of a box that it removes.
+    // The end of a box that is removed is an event just before or after its removal.
     let is_certain = |frame: &Value| frame["type"] != "alive" && frame["type"] != "box_ended";
     frames.filter(is_certain).collect()
 }

@@ -142,9 +142,10 @@ pub async fn report_ends(service: Service, mut ended: mpsc::Receiver<BoxId>) {
         let looked =
             service.call(move |engine| Ok((engine.status(&ended)?, engine.is_kept(&ended)?))).await;
         match looked {
-            Ok((status, is_kept)) if is_kept || status.state != State::Exited => {
+            Ok((status, is_kept)) if is_kept && status.cause.is_some() => {
                 report_end(&service, &status);
             }
+            // It is being removed, or stuck.
             Ok(_) | Err(_) => drop(tokio::spawn(report_removed(service.clone(), id))),
         }
     }
@@ -162,23 +163,27 @@ fn report_end(service: &Service, status: &Status) {
     });
 }
 
-/// Reports the end and the removal of a box with `remove`. Waits while a request removes it, and
-/// reports nothing if the request does so itself.
+/// Reports the end of a box that is being removed, when it is gone. A removal that no user asked for is
+/// reported too. If the box stays, it is stuck.
 async fn report_removed(service: Service, id: BoxId) {
     let until = Instant::now() + ENDED_WITHIN;
     let is_there = || {
         let id = id.clone();
         service.call(move |engine| engine.status(&id))
     };
-    while is_there().await.is_ok() && Instant::now() < until {
+    while let Ok(status) = is_there().await {
+        if Instant::now() >= until {
+            return report_end(&service, &status);
+        }
         tokio::time::sleep(TRY_AGAIN).await;
     }
     let (removed_id, box_id) = (id.clone(), id.as_str());
     let removed = service.call(move |engine| Ok(engine.removed(&removed_id))).await;
-    if let Ok(Some(RemovedBox { end, key, is_requested: false })) = removed {
+    if let Ok(Some(RemovedBox { end, key, is_requested })) = removed {
         let of_box = OfBox { box_id, key: key.as_deref(), request_id: None };
-        let (exit_code, cause) = (end.map(|end| end.code()), end.map(|end| end.cause));
-        service.journal.record(&LogEvent::BoxEnded { of_box, exit_code, cause });
-        service.journal.record(&LogEvent::BoxRemoved(of_box));
+        service.journal.record(&LogEvent::box_ended(of_box, end));
+        if !is_requested {
+            service.journal.record(&LogEvent::BoxRemoved(of_box));
+        }
     }
 }

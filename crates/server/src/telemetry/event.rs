@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use serde::{Serialize, Serializer};
-use tare_engine::{Cause, Change, STILL_POPULATED, Timestamp};
+use tare_engine::{Cause, Change, End, STILL_POPULATED, Timestamp};
 
 use crate::error::ServiceError;
 
@@ -168,6 +168,11 @@ pub enum LogEvent<'a> {
 }
 
 impl<'a> LogEvent<'a> {
+    pub fn box_ended(of_box: OfBox<'a>, end: Option<End>) -> Self {
+        let (exit_code, cause) = (end.map(End::code), end.map(|end| end.cause));
+        Self::BoxEnded { of_box, exit_code, cause }
+    }
+
     pub fn gauge_changed(change: &'a Change) -> Self {
         let reading = change.reading.as_ref();
         Self::GaugeChanged {

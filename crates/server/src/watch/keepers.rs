@@ -74,9 +74,10 @@ impl KeeperWatch {
         (ids, more)
     }
 
-    /// Stops counting a box whose end is known already. Its end is not reported.
-    pub fn remove(&self, id: &BoxId) {
-        locked(&self.running).remove(id);
+    /// Stops counting a box whose end is known already. Returns whether its end was not reported yet:
+    /// it will not be.
+    pub fn remove(&self, id: &BoxId) -> bool {
+        locked(&self.running).remove(id).is_some()
     }
 }
 
@@ -120,7 +121,7 @@ mod tests {
         let (mut child, keeper) = child();
         watch.add(BoxId::random(), keeper, None);
         let id = locked(&watch.running).keys().next().cloned().expect("a box");
-        watch.remove(&id);
+        assert!(watch.remove(&id) && !watch.remove(&id));
         assert!(!watch.has(&id));
         drop(child.stdin.take());
         tare_harness::eventually("it is reaped", || {

@@ -302,15 +302,25 @@ impl Service {
         let found = self.call(move |engine| {
             let id = find(engine, &found_by, &reference)?;
             let key = engine.key_of(&id);
-            Ok((id, key))
+            let is_detached = engine.status(&id).is_ok_and(|it| !it.attached);
+            let keeper = engine.keeper(&id).ok().flatten().filter(|_| is_detached);
+            Ok((id, key, keeper))
         });
-        let (id, key) = found.await?;
+        let (id, key, keeper) = found.await?;
+        // Another process has made it since the last look. Its end is an event too.
+        keeper.into_iter().for_each(|keeper| self.watch.add(id.clone(), keeper, None));
         let by = caller.actor();
         let remove = move |engine: &Engine, id: &BoxId| engine.remove(id, force, &by);
         let (box_id, key) = (id.as_str(), key.as_deref());
         let event = OfBox { box_id, key, request_id: caller.request_id() };
         let receipt = self.end_within(&id, event, remove).await?;
-        self.watch.remove(&id);
+        if self.watch.remove(&id) {
+            let removed_id = id.clone();
+            let removed = self.call(move |engine| Ok(engine.removed(&removed_id))).await;
+            let end = removed.ok().flatten().and_then(|removed| removed.end);
+            let of_box = OfBox { request_id: None, ..event };
+            self.journal.record(&LogEvent::box_ended(of_box, end));
+        }
         self.journal.record(&LogEvent::BoxRemoved(event));
         Ok(receipt.map(|receipt| caller.shown_receipt(receipt)))
     }
