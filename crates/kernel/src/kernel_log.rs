@@ -68,7 +68,10 @@ fn clock_start_ns() -> u64 {
 fn kill_in(record: &[u8], cgroup: &str, clock_start_ns: u64) -> Option<OomKill> {
     let text = std::str::from_utf8(record).ok()?;
     let at_us: u64 = text.split(',').nth(2)?.parse().ok()?;
-    let (_, text) = text.split_once("oom-kill:")?;
+    // Other records contain names that a box chose, of files and of processes. Only a process name can be
+    // at the beginning of a record, and it has at most 15 bytes.
+    let (_, text) = text.split_once(';')?;
+    let text = text.strip_prefix("oom-kill:constraint=")?;
     let field = |key: &str| {
         let fields = text.lines().next()?.split(',');
         fields.filter_map(|field| field.split_once('=')).find(|(own, _)| *own == key)
@@ -95,6 +98,18 @@ mod tests {
         assert_eq!(kill_in(record, "tare-a", 0), None);
         assert_eq!(kill_in(b"6,1,1,-;usb 1-1: new device", "tare-a-b", 0), None);
         assert_eq!(kill_in(b"\xff", "tare-a-b", 0), None);
+    }
+
+    #[test]
+    fn names_that_a_box_chose_are_no_kill() {
+        let kill = "oom-kill:constraint=CONSTRAINT_MEMCG,task_memcg=/tare-a-b,task=forged,pid=1";
+        for text in
+            [format!("traps: python3[7] trap invalid opcode in {kill}[7f00]"), format!(" {kill}")]
+        {
+            assert_eq!(kill_in(format!("4,9,8,-;{text}\n").as_bytes(), "tare-a-b", 0), None);
+        }
+        let named = "4,9,8,-;oom-kill:const[7]: segfault in ,task_memcg=/tare-a-b,task=forged,x\n";
+        assert_eq!(kill_in(named.as_bytes(), "tare-a-b", 0), None);
     }
 
     #[test]
