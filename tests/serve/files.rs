@@ -165,6 +165,22 @@ fn symlinks_are_resolved_inside_the_box() {
 }
 
 #[test]
+fn files_of_tares_own_process_in_the_box_are_refused() {
+    let tare = tare!();
+    let server = with_box(&tare);
+    for path in ["self/cmdline", "self/maps", "thread-self/status", "self/task"] {
+        let path = format!("proc/{path}");
+        get(&server, &path).refused(403, "not_permitted");
+    }
+    get(&server, "proc/self?list=true").refused(403, "not_permitted");
+    let body = json!({ "command": ["true"], "outputs": ["/proc/self/cmdline"] });
+    let run = server.post("/v1/run", &body).was(200).json();
+    assert_eq!(run["files"], json!([]), "{run}");
+    assert!(get(&server, "proc/meminfo").was(200).text().contains("MemTotal"));
+    end(server);
+}
+
+#[test]
 fn an_incomplete_upload_changes_nothing() {
     let tare = tare!();
     let server = with_box(&tare);

@@ -20,7 +20,7 @@ use tare_kernel::files::Kind;
 use tare_kernel::replace::Draft;
 use tare_kernel::{signals, tree};
 
-use crate::programs::{DONE, FAILED, open_directory, say};
+use crate::programs::{DONE, FAILED, open_directory, refuse_own, say};
 
 const READY: ProgramStatus = ProgramStatus::Ready { kind: None, size: None };
 
@@ -64,7 +64,7 @@ fn conclude(result: io::Result<()>) -> u8 {
 fn try_read(path: &Path) -> io::Result<()> {
     // Opening a fifo must not wait, and a terminal must not become the controlling one.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let file = openat(CWD, path, flags, Mode::empty())?;
+    let file = refuse_own(openat(CWD, path, flags, Mode::empty())?)?;
     let stat = fstat(&file)?;
     refuse_all_but_files(&stat)?;
     let mut file = File::from(file);
