@@ -24,8 +24,29 @@ pub struct Order<'a> {
     pub files: &'a [InputFile],
 }
 
-/// Returns whether files can travel with the order.
+/// More files than this can need more inodes than a small scratch space has.
+const INLINE_FILES_MAX: usize = 8;
+
+/// Returns whether files can travel with the order. Files that an interpreter could fail to write do not:
+/// that is an error of the request, and not of its program.
 pub fn are_inline(files: &[InputFile]) -> bool {
+    const NAME_BYTES_MAX: usize = 255;
+    // A program can write there in every box.
+    let can_be_written = |file: &InputFile| {
+        let mut names = file.path.split('/');
+        ["work/", "mnt/data/"].iter().any(|begin| file.path.starts_with(begin))
+            && names.clone().count() <= 4
+            && names.all(|name| name.len() <= NAME_BYTES_MAX)
+    };
+    let is_directory = |file: &InputFile| {
+        let below = format!("{}/", file.path);
+        files.iter().any(|other| other.path.starts_with(&below))
+    };
+    if files.len() > INLINE_FILES_MAX
+        || !files.iter().all(|it| can_be_written(it) && !is_directory(it))
+    {
+        return false;
+    }
     let sizes = files.iter().map(|file| match &file.content {
         Content::Bytes(bytes) => bytes.len(),
         Content::File { .. } => usize::MAX,
@@ -91,5 +112,25 @@ mod tests {
         let body = "1\n11\n17\n/work/a1\n21\nK3\nv=11\n37\n/work/a1\n72\nx\n";
         assert_eq!(text, format!("{:016x}{body}", body.len()));
         assert!(are_inline(&[file]));
+    }
+
+    #[test]
+    fn files_that_an_interpreter_could_fail_to_write_do_not_travel_with_the_order() {
+        let file = |path: &str| {
+            let content = Content::Bytes(b"x".into());
+            InputFile { path: path.into(), mtime: 7, content }
+        };
+        assert!(are_inline(&[file("work/a"), file("mnt/data/b/c"), file("work/ab")]));
+        let long = format!("work/{}", "a".repeat(256));
+        for files in [vec!["work/a", "work/a/b"], vec!["usr/a"], vec![&long], vec!["work/b/c/d/e"]]
+        {
+            assert!(
+                !are_inline(&files.iter().map(|path| file(path)).collect::<Vec<_>>()),
+                "{files:?}"
+            );
+        }
+        assert!(!are_inline(
+            &(0..9).map(|number| file(&format!("work/{number}"))).collect::<Vec<_>>()
+        ));
     }
 }
