@@ -13,6 +13,7 @@ use tare_harness::{
 use crate::librechat::client::with_packages;
 use crate::serve::operating::value;
 use crate::serve::pool::{ENDINGS, PROBE, parsed, waiting};
+use crate::serve::pressure::serve_with;
 use crate::serve::quotas::sha256;
 
 pub const CLONES: &str = "[pool.python]\nwarm = 2\n";
@@ -428,6 +429,39 @@ fn a_clone_that_uses_up_inotify_or_signals_leaves_some_for_the_next_clone() {
         });
         server.stop();
     }
+}
+
+/// The kernel limits the processes of all clones together by what the template may have.
+#[test]
+fn a_clone_that_makes_as_many_processes_as_it_may_leaves_some_for_the_next_clone() {
+    needs_clones!();
+    let tare = tare!();
+    // A soft limit, which the template can raise.
+    let server = serve_with(&tare, "exec prlimit --nproc=200:", CLONES);
+    let fork = "import os, time\nprint('begins', flush=True)\ncount = 0\ntry:\n\
+                \x20   while count < 400:\n\
+                \x20       if os.fork() == 0: time.sleep(1000); os._exit(0)\n\
+                \x20       count += 1\nexcept OSError: pass\nprint(count, flush=True)\n";
+    let all = json!({ "language": "python", "code": format!("{fork}time.sleep(1000)"),
+                      "timeout_ms": 600_000, "limits": { "pids": 1000 } });
+    in_clone(&server, &code("print(1)"));
+    eventually("the pool is full", || clones(&tare).len() == 2);
+    std::thread::scope(|threads| {
+        let held = threads.spawn(|| server.post("/v1/run", &all));
+        let mut running = Vec::new();
+        eventually("a clone has made processes", || {
+            let listed = parsed(&tare.call(["ls", "--json"]).ok());
+            running = listed.as_array().expect("a list").clone();
+            running.retain(|it| it["state"] == "running");
+            let id = |it: &Value| it["id"].as_str().expect("an id").to_owned();
+            running.len() == 1 && tare.processes_in(&id(&running[0])).len() > 150
+        });
+        let child = "import subprocess\nprint(subprocess.run(['true']).returncode)";
+        assert_eq!(in_clone(&server, &code(child))["stdout"], "0\n");
+        tare.call(["rm", "-f", running[0]["id"].as_str().expect("an id")]).ok();
+        held.join().expect("it was answered").was(200);
+    });
+    server.stop();
 }
 
 #[test]

@@ -72,7 +72,7 @@ fn serve(tare: &Tare, before: &str) -> Server {
     serve_with(tare, before, "")
 }
 
-fn serve_with(tare: &Tare, before: &str, config: &str) -> Server {
+pub fn serve_with(tare: &Tare, before: &str, config: &str) -> Server {
     let (directory, config) = configured(config);
     let script = format!("{before} \"$TARE\" serve --listen 127.0.0.1:0 --config {config}");
     let server = Server::start_command(tare, tare.shell_command(&script));

@@ -111,12 +111,19 @@ pub fn signal_child(pid: Pid, signal: i32) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Sets the soft and the hard limit, but never above the present hard limit: raising it needs
-/// CAP_SYS_RESOURCE.
+/// Sets the soft and the hard limit. Without CAP_SYS_RESOURCE, a value above the present hard limit
+/// becomes that limit.
 pub fn limit_resource(resource: Resource, value: u64) -> io::Result<()> {
+    let set = |value: u64| {
+        // The largest number stands for no limit.
+        let value = (value != u64::MAX).then_some(value);
+        setrlimit(resource, Rlimit { current: value, maximum: value })
+    };
     let most = getrlimit(resource).maximum.unwrap_or(u64::MAX);
-    let value = Some(value.min(most));
-    Ok(setrlimit(resource, Rlimit { current: value, maximum: value })?)
+    match set(value) {
+        Err(Errno::PERM) if value > most => Ok(set(most)?),
+        result => Ok(result?),
+    }
 }
 
 /// Moves into a new cgroup namespace, whose root is the present cgroup of this process.

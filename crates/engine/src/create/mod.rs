@@ -363,8 +363,10 @@ fn start_keeper(
     }?;
     let (child, link) = (keeper.child.go(), keeper.link);
     let mut plan = plan::plan(new, at.id, host, &acquired.cgroups, sources, endowment.roles());
-    if let Mode::Template = new.mode {
-        plan::for_template(&mut plan, acquired.range.first);
+    match new.mode {
+        Mode::Template => plan::for_template(&mut plan, acquired.range.first),
+        Mode::Clone(_) => plan::for_clone(&mut plan),
+        Mode::Attached(_) | Mode::Detached(_) => {}
     }
     if let (Mode::Detached(_), Some(_)) = (new.mode, &record.lines.pool) {
         plan::for_name_later(&mut plan);

@@ -5,6 +5,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use rustix::process::getrlimit;
 use tare_control::{
     Capabilities, Claim, DetachedPlan, Exec, ExecStreams, Filesystem, Identity, LandlockPlan, Plan,
     ProcPlan, Profile, Program, Resource, ResourceLimit, Role, RootPlan, ScratchPlan, TerminalPlan,
@@ -95,17 +96,29 @@ pub fn plan(
 }
 
 /// Changes the plan for the box of a template. Its processes have a user of the host that no other
-/// process has, `uid`. They have neither a seccomp filter nor a Landlock domain nor limits of their own:
-/// the boxes that the template makes would inherit them, and could not be made. The cgroups of the box
-/// limit it.
+/// process has, `uid`. They have neither a seccomp filter nor a Landlock domain: the boxes that the
+/// template makes would inherit them, and could not be made. The cgroups of the box limit it.
+///
+/// The kernel counts some resources of all clones together, for the user of the template, and limits
+/// them by what the template's process may use (user_namespaces(7)). So that process has no such limits.
 pub fn for_template(plan: &mut Plan, uid: u32) {
+    use Resource::{LockedMemory, MessageQueues, Processes, QueuedSignals};
     plan.landlock = None;
     plan.profile.identity = Some(Identity { uid, gid: uid });
-    plan.profile.limits.clear();
+    let counted = [LockedMemory, MessageQueues, Processes, QueuedSignals];
+    let unlimited = |resource| ResourceLimit { resource, value: u64::MAX };
+    plan.profile.limits = counted.map(unlimited).to_vec();
     plan.profile.seccomp.clear();
     if let Some(filesystem) = &mut plan.filesystem {
         filesystem.proc = ProcPlan::Whole;
     }
+}
+
+/// Changes the plan for a clone: it may make as many processes as the processes of other boxes, which
+/// inherit this limit from the server.
+pub fn for_clone(plan: &mut Plan) {
+    let value = getrlimit(rustix::process::Resource::Nproc).current.unwrap_or(u64::MAX);
+    plan.profile.limits.push(ResourceLimit { resource: Resource::Processes, value });
 }
 
 /// Changes the plan of a box that waits until a request gives it a name.
