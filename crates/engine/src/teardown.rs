@@ -32,7 +32,7 @@ use crate::holdings::cgroup::{self, CgroupReader};
 use crate::holdings::name::Names;
 use crate::holdings::{Ends, HOLDINGS};
 use crate::host::layout::BoxAt;
-use crate::observe::identity::{self, KeeperState};
+use crate::observe::identity::{self, CONNECT_WITHIN, KeeperState};
 use crate::receipt::{self, Receipt, Stage};
 use crate::record::damage::Damage;
 use crate::record::lines::{
@@ -215,7 +215,7 @@ pub fn await_death(keeper: &Process, id: &BoxId, within: Duration) -> Result<(),
 /// The keeper, if it is alive. A keeper that cannot be seen is an error: the box may look empty
 /// from here although it is not.
 fn found_keeper(at: BoxAt<'_>, record: &Record) -> Result<Option<Process>, Error> {
-    match identity::find(at, record) {
+    match identity::find(at, record, CONNECT_WITHIN) {
         KeeperState::Alive(keeper) => Ok(Some(keeper.process)),
         KeeperState::Dead => Ok(None),
         // Its creator died before it recorded the keeper.

@@ -9,7 +9,7 @@
 //! | cgroup inode | only the box's processes are in its cgroup; the PID 1 of a PID namespace among them is its keeper | Linux 6.1 |
 //! | control socket | only the keeper listens on the socket in the box's 0700 record | Linux 6.1 |
 //!
-//! This file only reads. It never waits for a process, never signals and never changes a record.
+//! This file only reads. It never waits for a process if its caller only looks, never signals and never changes a record.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -80,18 +80,18 @@ impl KeeperState {
 /// Finds the keeper of a box that has a record.
 ///
 /// If the recorded objects do not prove that the keeper runs, this function also tries the box's
-/// own socket: a box that answers is not dead, even if a damaged or copied record says so.
-pub fn find(at: BoxAt<'_>, record: &Record) -> KeeperState {
+/// own socket: a box that answers is not dead, even if a damaged or copied record says so. Only a
+/// caller that acts on the answer waits for the socket, [`CONNECT_WITHIN`] at most.
+pub fn find(at: BoxAt<'_>, record: &Record, within: Duration) -> KeeperState {
     let (checked, otherwise) = match record.lines.keeper.as_ref() {
         Some(identity) => (check(at, record, identity), KeeperState::Dead),
         None => (Ok(None), KeeperState::NotRecorded),
     };
     match checked {
         Ok(Some(keeper)) => KeeperState::Alive(keeper),
-        Ok(None) => by_socket(at, record).unwrap_or(otherwise),
-        Err(error) => {
-            by_socket(at, record).unwrap_or_else(|| KeeperState::Unknown { why: error.to_string() })
-        }
+        Ok(None) => by_socket(at, record, within).unwrap_or(otherwise),
+        Err(error) => by_socket(at, record, within)
+            .unwrap_or_else(|| KeeperState::Unknown { why: error.to_string() }),
     }
 }
 
@@ -184,9 +184,9 @@ fn is_first_in_cgroup(
 /// The kernel records the listener's credentials at `listen` (unix(7)), and the keeper itself
 /// calls `listen`. The process that has this pid now must be the keeper of this very box, so a
 /// reused pid proves nothing.
-fn by_socket(at: BoxAt<'_>, record: &Record) -> Option<KeeperState> {
+fn by_socket(at: BoxAt<'_>, record: &Record, within: Duration) -> Option<KeeperState> {
     let unknown = |why: &dyn std::fmt::Display| KeeperState::Unknown { why: why.to_string() };
-    let connection = match record.connect(CONNECT_WITHIN) {
+    let connection = match record.connect(within) {
         Ok(connection) => connection,
         Err(error) if is_shortage(&error) => return Some(unknown(&error)),
         // The socket file is missing, or its listener is dead.
@@ -208,9 +208,9 @@ fn by_socket(at: BoxAt<'_>, record: &Record) -> Option<KeeperState> {
     }
 }
 
-/// How long connecting to a keeper may take. A keeper that is stopped and has a full backlog
-/// does not accept.
-const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// How long a caller that acts waits for a connection to a keeper. A keeper that is stopped and has a
+/// full backlog does not accept.
+pub const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
 /// Returns whether a call failed for want of something on our side, which says nothing about the
 /// process that it was about. `EAGAIN` of a connection means that its listener lives, and has not

@@ -1,9 +1,8 @@
 //! Compares the record of a box with the kernel.
 //!
-//! [`observe`] reads, so `ls` and `audit` cost the same for every box. It waits for one thing: a
-//! keeper without a recorded identity is asked on its socket, and a stopped one answers late. Only a
-//! caller that is about to act on what it saw calls [`Observation::await_change`] and observes
-//! again. This folder never changes a record and never signals a process.
+//! [`observe`] reads and never waits, so `ls` and `audit` cost the same for every box. Only a caller
+//! that is about to act on what it saw calls [`Observation::await_change`] and observes again. This
+//! folder never changes a record and never signals a process.
 
 pub mod identity;
 mod slow_start;
@@ -101,7 +100,7 @@ fn look(at: BoxAt<'_>, mut record: Record, is_busy: fn(&Record) -> bool) -> Obse
         | Ownership::Attached
         | Ownership::NotYetDetached
         | Ownership::Detached
-        | Ownership::Damaged => identity::find(at, &record),
+        | Ownership::Damaged => identity::find(at, &record, Duration::ZERO),
     };
     let lives_alone = ownership == Ownership::Detached && is_recorded(&keeper, &record);
     let created = record.lines.created.as_ref();

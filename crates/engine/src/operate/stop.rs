@@ -17,7 +17,7 @@ use crate::holdings::cgroup;
 use crate::host::layout::{BoxAt, StateRoot};
 use crate::host::state_root;
 use crate::observe::Observation;
-use crate::observe::identity;
+use crate::observe::identity::{self, CONNECT_WITHIN};
 use crate::observe::state::Request;
 use crate::observe::view::State;
 use crate::receipt::{self, Receipt};
@@ -272,7 +272,7 @@ fn kill_dependent(at: BoxAt<'_>, reason: Reason, within: Duration) -> Result<boo
         if record.has_detached() {
             return Ok(true);
         }
-        if let Some(keeper) = identity::find(at, &record).into_alive() {
+        if let Some(keeper) = identity::find(at, &record, CONNECT_WITHIN).into_alive() {
             // The creator reads this. A full disk does not prevent the kill.
             let held = receipt::look(at, &record, Some(keeper.pid()), None);
             record.note_kill(reason, held).ok();

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::fs::{AtFlags, Mode, OFlags, fchmod, openat, statat};
-use rustix::io::{Errno, retry_on_intr};
+use rustix::io::{Errno, ioctl_fionbio, retry_on_intr};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with,
@@ -118,10 +118,16 @@ impl Record {
         self.has(JOURNAL)
     }
 
-    /// Connects to the keeper. Connecting, and each send, waits for `within` at most.
+    /// Connects to the keeper. Connecting, and each send, waits for `within` at most. Without time to
+    /// wait, a keeper that has too many connections to accept is the error `EAGAIN` (connect(2)).
     pub fn connect(&self, within: Duration) -> io::Result<OwnedFd> {
         let socket = unix_socket()?;
-        set_socket_timeout(&socket, Timeout::Send, Some(within))?;
+        if within.is_zero() {
+            // A timeout of zero would be none (socket(7)).
+            ioctl_fionbio(&socket, true)?;
+        } else {
+            set_socket_timeout(&socket, Timeout::Send, Some(within))?;
+        }
         let address = self.control_address()?;
         step("connect to keeper", || connect(&socket, &address))?;
         Ok(socket)
@@ -189,4 +195,33 @@ pub fn read_journal(file: BorrowedFd<'_>) -> io::Result<Journal> {
     let mut bytes = [0; JOURNAL_BYTES];
     let length = retry_on_intr(|| rustix::io::pread(file, &mut bytes, 0))?;
     Ok(Journal::read(&bytes[..length]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::lines::RecordLines;
+    use std::os::unix::net::UnixListener;
+    use tare_harness::TemporaryDirectory;
+
+    /// More than the connections that may wait to be accepted in the standard library's listener.
+    const CONNECTIONS: usize = 10_000;
+
+    #[test]
+    fn connecting_without_time_never_waits_for_a_keeper_that_does_not_accept() {
+        let place = TemporaryDirectory::new();
+        let _listener = UnixListener::bind(place.join(CONTROL)).expect("the directory is empty");
+        let directory = std::fs::File::open(place.path()).expect("it is there").into();
+        let record = Record { directory, lines: RecordLines::default(), damage: None };
+        let mut connections = Vec::new();
+        let refused = (0..CONNECTIONS).find_map(|_| match record.connect(Duration::ZERO) {
+            Ok(connection) => {
+                connections.push(connection);
+                None
+            }
+            Err(error) => Some(error),
+        });
+        let errno = refused.and_then(|error| error.raw_os_error());
+        assert_eq!(errno.map(Errno::from_raw_os_error), Some(Errno::AGAIN));
+    }
 }
