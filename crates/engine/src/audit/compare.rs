@@ -17,7 +17,7 @@ use std::time::Instant;
 
 use tare_kernel::clock::boot_ns;
 
-use crate::audit::findings::{Finding, FindingKind, duty_about};
+use crate::audit::findings::{Finding, FindingKind};
 use crate::audit::host_objects::HostObjects;
 use crate::audit::{AuditedBox, audited};
 use crate::error::Error;
@@ -27,7 +27,7 @@ use crate::holdings::{name, uids};
 use crate::host::layout::{BoxAt, StateRoot};
 use crate::host::parallel;
 use crate::host::state_root;
-use crate::observe::state::Duty;
+use crate::observe::state::{Duty, Unrecorded};
 use crate::observe::{GOES_WITHIN, Observation, Ownership, identity, observe};
 use crate::record::Record;
 use crate::record::damage::Damage;
@@ -106,7 +106,7 @@ fn compare_one(
         Err(error) => {
             let damage = Damage::unreadable(&error);
             let kind = FindingKind::Record { why: damage.to_string(), remedy: damage.remedy() };
-            let finding = Finding::missing(at.id, kind, Duty::Leave);
+            let finding = Finding::new(Some(at.id.clone()), kind, Duty::Leave);
             ComparedBox { findings: vec![finding], ..unknown }
         }
     }
@@ -143,19 +143,18 @@ fn missing(
     observation: &Observation,
     objects: &HostObjects,
 ) -> Vec<Finding> {
-    let finding = |kind, duty| Finding::missing(at.id, kind, duty);
+    let finding = |kind, duty| Finding::new(Some(at.id.clone()), kind, duty);
     if observation.locked || may_be_new(boxes, observation) {
         return Vec::new();
     }
     if let Some((why, remedy)) = observation.problem() {
-        let lives = || observation.keeper().is_some() || objects.has_life(at);
-        let damage = observation.record.damage.as_ref();
-        let duty = damage.map_or(Duty::Leave, |damage| duty_about(damage, lives()));
+        let duty = observation.duty_of_sweep(boot_ns(), || objects.has_life(at));
         return vec![finding(FindingKind::Record { why, remedy }, duty)];
     }
     let mut missing = Vec::new();
     match left_behind(at.id, observation) {
-        Some(found) if awaits_cleanup(observation, &found) => return missing,
+        // The next command finishes it, unless it is stuck.
+        Some(_) if observation.has_ended_in_order() => return missing,
         Some(found) => missing.push(found),
         // The creator is gone, and nothing says that the box was detached.
         None if observation.ownership == Ownership::NotYetDetached
@@ -233,25 +232,17 @@ pub fn left_behind(id: &BoxId, observation: &Observation) -> Option<Finding> {
         }
         Ownership::Detached | Ownership::Damaged => FindingKind::LostKeeper,
     };
-    Some(Finding::missing(id, kind, duty))
-}
-
-/// Returns whether the box has ended in order and only waits for its cleanup by the next command.
-/// That is not a difference, unless the cleanup was tried and failed.
-fn awaits_cleanup(observation: &Observation, found: &Finding) -> bool {
-    let is_over = found.kind == FindingKind::LostKeeper && observation.keeper().is_none();
-    is_over && observation.record.lines.stuck.is_none()
+    Some(Finding::new(Some(id.clone()), kind, duty))
 }
 
 /// What a sweep does about a box that has ended in order, and why: its end is to be recorded, or its
 /// retention has passed.
 fn due(id: &BoxId, observation: &Observation) -> Option<(String, Duty)> {
-    if let Some(found) = left_behind(id, observation) {
-        let is_due = awaits_cleanup(observation, &found) && !observation.locked;
-        return is_due.then_some((found.text, found.duty));
-    }
-    if !observation.has_ended() {
+    if !observation.has_ended_in_order() {
         return None;
+    }
+    if let Some(found) = left_behind(id, observation) {
+        return Some((found.text, found.duty));
     }
     let duty = observation.duty(boot_ns());
     let text = match duty {
@@ -273,7 +264,9 @@ fn unrecorded(root: &StateRoot, objects: &HostObjects, boxes: &[ComparedBox]) ->
     let is_orphan = |id: &BoxId| !on_record.contains_key(id) && !has_record(root.at(id));
     let has_ended = |id: &BoxId| on_record.get(id) == Some(&true);
     let mut found = Vec::new();
-    let mut note = |id: &BoxId, kind| found.push(Finding::unrecorded(Some(id.clone()), kind));
+    let unrecorded = |object: Unrecorded, id, kind| Finding::new(id, kind, object.duty());
+    let mut note =
+        |id: &BoxId, kind| found.push(unrecorded(Unrecorded::OfBox, Some(id.clone()), kind));
     for (id, paths) in &objects.cgroups {
         let paths: Vec<PathBuf> = paths.iter().filter(|path| path.is_dir()).cloned().collect();
         if paths.is_empty() {
@@ -300,13 +293,15 @@ fn unrecorded(root: &StateRoot, objects: &HostObjects, boxes: &[ComparedBox]) ->
                 Some(_) => link.tenant.qualify(&link.name),
                 None => link.name,
             };
-            found.push(Finding::unrecorded(Some(link.id), FindingKind::Name { name }));
+            found.push(unrecorded(Unrecorded::Empty, Some(link.id), FindingKind::Name { name }));
         }
     }
     let callers = objects.empty_callers.iter().filter(|path| path.is_dir()).cloned();
-    found.extend(callers.map(|path| Finding::unrecorded(None, FindingKind::Caller { path })));
+    let caller = |path| unrecorded(Unrecorded::Empty, None, FindingKind::Caller { path });
+    found.extend(callers.map(caller));
     let foreign = names.foreign.into_iter().chain(uids::foreign(&root.layout));
-    found.extend(foreign.map(|path| Finding::unrecorded(None, FindingKind::Foreign { path })));
+    let foreign_file = |path| unrecorded(Unrecorded::Foreign, None, FindingKind::Foreign { path });
+    found.extend(foreign.map(foreign_file));
     found
 }
 

@@ -5,8 +5,6 @@ use std::path::PathBuf;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use crate::observe::state::Duty;
-use crate::record::damage::Damage;
-use crate::record::lines::Reason;
 use crate::spec::BoxId;
 use crate::spec::shown::quoted;
 
@@ -62,21 +60,8 @@ enum List {
 }
 
 impl Finding {
-    /// An object on the host that is in no record.
-    pub(crate) fn unrecorded(id: Option<BoxId>, kind: FindingKind) -> Self {
-        let duty = if let FindingKind::Name { .. } | FindingKind::Caller { .. } = kind {
-            Duty::Remove(Reason::Requested)
-        } else if let FindingKind::Foreign { .. } = kind {
-            Duty::Leave
-        } else {
-            Duty::End(Reason::Requested)
-        };
+    pub(crate) fn new(id: Option<BoxId>, kind: FindingKind, duty: Duty) -> Self {
         Self { text: kind.text(id.as_ref()), id, kind, duty }
-    }
-
-    /// A record that the host does not agree with.
-    pub(crate) fn missing(id: &BoxId, kind: FindingKind, duty: Duty) -> Self {
-        Self { text: kind.text(Some(id)), id: Some(id.clone()), kind, duty }
     }
 
     /// What a user can do about a finding that a sweep leaves alone.
@@ -186,15 +171,5 @@ impl Serialize for Finding {
         map.serialize_entry("sentence", &self.text)?;
         map.serialize_entry("would", &self.duty)?;
         map.end()
-    }
-}
-
-/// What a sweep does about a damaged record. It ends no box that may live, and touches nothing
-/// that another tare wrote, that may be in order, or that is not tare's.
-pub fn duty_about(damage: &Damage, lives: bool) -> Duty {
-    match damage {
-        Damage::Unreadable(_) | Damage::NotOurs { .. } => Duty::Leave,
-        Damage::NotADirectory | Damage::Broken(_) if lives => Duty::Leave,
-        Damage::NotADirectory | Damage::Broken(_) => Duty::Remove(Reason::Requested),
     }
 }

@@ -1,8 +1,8 @@
 //! Looks after boxes: finishes those that have ended, and removes what no record explains.
 //!
 //! [`settle`] is the only way from a verdict to an action. It locks the record, observes the box
-//! again and tears it down. Tending, sweep, `stop` and `rm` all call it. `duty` says what is due. This
-//! folder adds what only a sweep may do: remove a damaged record, and what is left of an ended box.
+//! again and tears it down. Tending, sweep, `stop` and `rm` all call it. `observe::state` has the
+//! verdicts.
 
 pub mod parents;
 pub mod sweep;
@@ -16,7 +16,6 @@ use serde::Serialize;
 use tare_kernel::clock::boot_ns;
 
 use crate::audit::compare::left_behind;
-use crate::audit::findings::duty_about;
 use crate::audit::host_objects::HostObjects;
 use crate::error::{Context, Error, Hint};
 use crate::holdings::name;
@@ -143,32 +142,32 @@ fn decide(
         Some(found) if is_there => found.to_vec(),
         Some(_) | None => Vec::new(),
     };
-    if let (Some(damage), Some(_)) = (&observation.record.damage, found) {
-        return match duty_about(damage, HostObjects::read(at.root).has_life(at)) {
-            Duty::Leave => Err(Outcome::Left),
-            Duty::Remove(reason) | Duty::Finish(reason) | Duty::End(reason) => {
-                Ok(Decision { leave: Leave::Nothing, reason, reclaimed: reported(true) })
-            }
-        };
-    }
     if !may_try(observation.record.lines.stuck.as_ref(), goal) {
         return Err(Outcome::Left);
     }
-    let (leave, reason) = match observation.duty(boot_ns()) {
+    let duty = match found {
+        Some(_) => {
+            let has_life = || HostObjects::read(at.root).has_life(at);
+            observation.duty_of_sweep(boot_ns(), has_life)
+        }
+        None => observation.duty(boot_ns()),
+    };
+    let is_damaged = observation.record.damage.is_some();
+    let (leave, reason) = match duty {
         Duty::Finish(reason) | Duty::End(reason) => (Leave::Record, reason),
         Duty::Remove(reason) => (Leave::Nothing, reason),
-        // The box has ended. A sweep removes everything but its record.
-        Duty::Leave if observation.has_ended() && found.is_some() => {
-            let reclaimed = reported(has_remains(at));
-            return Ok(Decision { leave: Leave::Record, reason: Reason::Requested, reclaimed });
-        }
+        Duty::Leave if is_damaged && found.is_some() => return Err(Outcome::Left),
         Duty::Leave => return Err(Outcome::Done),
     };
-    let reclaimed = if is_claimed {
+    let reclaimed = if is_damaged {
+        reported(true)
+    } else if is_claimed {
         reported(
             has_remains(at)
                 || name::list(&at.root.layout).links.iter().any(|link| link.id == *at.id),
         )
+    } else if observation.has_ended() && leave == Leave::Record {
+        reported(has_remains(at))
     } else {
         let left = left_behind(at.id, observation).filter(|_| is_leftover(observation, reason));
         left.map(|finding| finding.text).into_iter().collect()

@@ -39,6 +39,28 @@ pub enum Duty {
     End(Reason),
 }
 
+/// An object on the host that no record explains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unrecorded {
+    /// A process or a cgroup of a box that has no record, or has ended.
+    OfBox,
+    /// A name without a box, or an empty cgroup of tare itself.
+    Empty,
+    /// A file that tare did not make.
+    Foreign,
+}
+
+impl Unrecorded {
+    /// What a sweep does about it.
+    pub fn duty(self) -> Duty {
+        match self {
+            Self::OfBox => Duty::End(Reason::Requested),
+            Self::Empty => Duty::Remove(Reason::Requested),
+            Self::Foreign => Duty::Leave,
+        }
+    }
+}
+
 /// A duty is one word in JSON.
 impl serde::Serialize for Duty {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -204,6 +226,29 @@ impl Observation {
                 if self.is_expired(now_ns) { Duty::Remove(reason) } else { Duty::Finish(reason) }
             }
         }
+    }
+
+    /// What a sweep does about the box at this time of the boot clock: what is due, and what only a
+    /// sweep may do. It also removes damaged records, and what is left of a box that has ended.
+    /// `has_life` says whether the host shows a process of the box.
+    pub fn duty_of_sweep(&self, now_ns: u64, has_life: impl FnOnce() -> bool) -> Duty {
+        match (&self.record.damage, self.duty(now_ns)) {
+            // Another tare wrote it, it may be in order, or it is not tare's.
+            (Some(Damage::Unreadable(_) | Damage::NotOurs { .. }), _) => Duty::Leave,
+            (Some(Damage::NotADirectory | Damage::Broken(_)), _) => {
+                let lives = self.keeper().is_some() || has_life();
+                if lives { Duty::Leave } else { Duty::Remove(Reason::Requested) }
+            }
+            (None, Duty::Leave) if self.has_ended() => Duty::Finish(Reason::Requested),
+            (None, duty) => duty,
+        }
+    }
+
+    /// Returns whether the box has ended in order. Then a duty about it is no difference between
+    /// record and host, unless a command has tried it and failed.
+    pub fn has_ended_in_order(&self) -> bool {
+        let is_over = self.ownership == Ownership::Detached && self.keeper().is_none();
+        self.has_ended() || is_over && self.record.lines.stuck.is_none()
     }
 
     /// Why a process that is not the creator ends the box.
@@ -517,6 +562,48 @@ mod tests {
             assert_eq!(case.duty(), expected, "{case:?}");
             let expected = if case.stuck { State::Stuck } else { State::Exited };
             assert_eq!(case.state(), expected, "{case:?}");
+        }
+    }
+
+    #[test]
+    fn a_sweep_does_what_is_due_and_clears_boxes_that_have_ended() {
+        for case in all() {
+            let expected = match case.duty().as_str() {
+                "leave" if case.ended => "finish".to_owned(),
+                _ => case.duty(),
+            };
+            let duty = case.observation().duty_of_sweep(NOW_NS, || false);
+            assert_eq!(serde_json::to_value(duty).expect("JSON"), expected, "{case:?}");
+        }
+    }
+
+    #[test]
+    fn a_sweep_removes_a_damaged_record_only_if_it_is_tares_and_nothing_lives() {
+        let foreign = Damage::NotOurs { entry: "a".into() };
+        for (damage, is_ours) in [
+            (Damage::NotADirectory, true),
+            (Damage::Broken("b".into()), true),
+            (Damage::Unreadable("c".into()), false),
+            (foreign, false),
+        ] {
+            for (keeper, has_life) in [(Dead, false), (Dead, true), (Alive, false)] {
+                let case = Case { ownership: Ownership::Damaged, keeper, ..LIVE };
+                let mut observation = case.observation();
+                observation.record.damage = Some(damage.clone());
+                let duty = observation.duty_of_sweep(NOW_NS, || has_life);
+                let is_removed = is_ours && keeper == Dead && !has_life;
+                assert_eq!(duty != Duty::Leave, is_removed, "{damage:?} {keeper:?} {has_life}");
+                assert_eq!(observation.duty(NOW_NS), Duty::Leave);
+            }
+        }
+    }
+
+    #[test]
+    fn a_detached_box_without_a_keeper_has_ended_in_order_until_it_is_stuck() {
+        for case in all().filter(|case| !case.ended) {
+            let is_over = case.ownership == Ownership::Detached && case.keeper != Alive;
+            let expected = is_over && !case.stuck;
+            assert_eq!(case.observation().has_ended_in_order(), expected, "{case:?}");
         }
     }
 
