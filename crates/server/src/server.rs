@@ -182,7 +182,7 @@ async fn live(app: AppState, librechat: LibreChat, mut inputs: Inputs) -> Result
     let mut interrupted = signal(SignalKind::interrupt()).context(failed)?;
     let mut hung_up = signal(SignalKind::hangup()).context(failed)?;
     let listen = app.service.config().listen.clone();
-    if let Err(error) = app.service.start_pools(&api::usual_runs(&app.service.config())).await {
+    if let Err(error) = app.service.start_pools().await {
         app.service.close_pools().await;
         return Err(error);
     }

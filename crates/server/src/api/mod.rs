@@ -22,7 +22,6 @@ use axum::http::{Method, Uri};
 use axum::response::Html;
 use axum::routing::get;
 use axum::{Router, middleware};
-pub use run::usual as usual_runs;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 

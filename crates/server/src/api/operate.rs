@@ -1,13 +1,12 @@
 //! Routes for operators: health, readiness, metrics, reload, audit, sweep.
 
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::extract::{Extension, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use serde::{Deserialize, Serialize};
-use tare_engine::spec::{Spec, Tenant};
-use tare_engine::{Audit, ExecSpec, Swept, Timestamp};
+use tare_engine::{Audit, Swept, Timestamp};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::admission::Caller;
@@ -16,14 +15,9 @@ use crate::error::ServiceError;
 use crate::http::extract::Query;
 use crate::telemetry::metrics::Scrape;
 use crate::work::Service;
-use crate::work::request::run::{Progress, RunRequest};
-use crate::work::request::spec::BoxFields;
-use crate::work::streams::output::OutputSink;
 
 const OPEN_METRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
-/// Less than the 10 s that are promised, so that the response arrives in time.
-const READY_WITHIN: Duration = Duration::from_secs(8);
 
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Health {
@@ -112,52 +106,8 @@ pub async fn ready(
     State(service): State<Service>,
     Extension(caller): Extension<Caller>,
 ) -> Result<axum::Json<Readiness>, ServiceError> {
-    let progress = Progress::default();
-    // The test counts for no key.
-    let caller = Caller { tenant: Tenant::default(), ..caller };
-    let tried = run_one(&service, &caller, progress.clone());
-    let tried = tokio::time::timeout(READY_WITHIN, tried).await;
-    tried.unwrap_or_else(|_late| {
-        let waits = format!("{} s have passed while {}", READY_WITHIN.as_secs(), progress.text());
-        Err(not_ready(&waits))
-    })
-}
-
-fn not_ready(why: &str) -> ServiceError {
-    ServiceError::unavailable("not_ready", format!("no box can be run now: {why}"))
-}
-
-async fn run_one(
-    service: &Service,
-    caller: &Caller,
-    progress: Progress,
-) -> Result<axum::Json<Readiness>, ServiceError> {
-    let config = service.config();
-    let timeout = Some(config.limits.timeout.0);
-    let exec = ExecSpec { timeout, ..ExecSpec::of(["true"]) };
-    // A box as every client gets it, with the operator's root and packages. A machine would take
-    // seconds of processor time at each look, and is made of a native box.
-    let spec = BoxFields::default().into_spec(&config, &caller.tenant)?;
-    let spec = Spec { machine: None, ..spec };
-    let request = RunRequest::<()> { progress, ..RunRequest::new(spec, exec, 0) };
-    let admitted = service.admit_run(caller, &request.spec).await;
-    let admitted = admitted.map_err(|error| match error.code {
-        "stopping" => not_ready(&error.message),
-        _ => error,
-    })?;
-    let began = Instant::now();
-    let output = service.run_admitted(caller, admitted, request, OutputSink::Keep).await;
-    match output.map(|output| output.end.code()) {
-        Ok(0) => {}
-        // The box was made: only the operator's root has no such program.
-        Err(error) if error.code == "command_not_found" => {}
-        Ok(code) => return Err(not_ready(&format!("true ended with {code}"))),
-        Err(error) => {
-            let why = not_ready(&error.message);
-            return Err(ServiceError { detail: error.detail, ..why });
-        }
-    }
-    Ok(axum::Json(Readiness { status: "ready", duration_ms: milliseconds(began.elapsed()) }))
+    let took = service.probe(caller).await?;
+    Ok(axum::Json(Readiness { status: "ready", duration_ms: milliseconds(took) }))
 }
 
 /// Metrics for Prometheus

@@ -207,17 +207,6 @@ fn run_request(
     })
 }
 
-/// Runs for which a server has boxes ready at its start.
-pub fn usual(config: &Config) -> Vec<RunRequest<RunFiles>> {
-    let bodies = [
-        r#"{"command": ["true"]}"#,
-        r#"{"language": "python", "code": ""}"#,
-        r#"{"language": "node", "code": ""}"#,
-    ];
-    let parsed = bodies.into_iter().filter_map(|body| serde_json::from_str(body).ok());
-    parsed.filter_map(|body| run_request(body, config, &Caller::default()).ok()).collect()
-}
-
 fn collect(paths: Vec<String>, bytes_max: u64) -> Result<Option<Collect<RunFiles>>, ServiceError> {
     let paths = paths.into_iter().map(OutputPath::parse).collect::<Result<Vec<_>, _>>()?;
     if paths.is_empty() {

@@ -21,6 +21,7 @@ mod shape;
 mod shelves;
 mod start;
 mod template;
+mod usual;
 
 use std::io::PipeWriter;
 use std::os::fd::AsFd;
@@ -48,6 +49,7 @@ use crate::work::pool::shelves::{BackOff, Shelves, Source};
 use crate::work::pool::start::Maker;
 pub use crate::work::pool::template::Template;
 use crate::work::pool::template::TemplateBox;
+use crate::work::pool::usual::usual_runs;
 use crate::work::request::run::{RunRequest, Warm};
 use crate::workers::{Workers, locked, processors};
 
@@ -298,10 +300,10 @@ impl Service {
     }
 
     /// Makes the first box of each pool that starts with the server. `keep_pools` makes the others.
-    pub async fn start_pools<T>(&self, usual: &[RunRequest<T>]) -> Result<(), Error> {
+    pub async fn start_pools(&self) -> Result<(), Error> {
         let config = self.config();
-        for request in usual {
-            let Some(shape) = Shape::of(request, &config) else { continue };
+        for request in usual_runs(&config) {
+            let Some(shape) = Shape::of(&request, &config) else { continue };
             let is_required = shape.pool.is_required(&config.pool);
             if shape.interpreter.is_some() && !is_required {
                 continue;

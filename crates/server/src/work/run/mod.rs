@@ -15,6 +15,7 @@
 
 pub mod exec;
 pub mod outcome;
+mod probe;
 pub mod processes;
 
 use std::sync::Arc;
