@@ -121,6 +121,7 @@ pub fn run_code(error: &Error) -> u8 {
         ErrorKind::CommandNotExecutable => NOT_EXECUTABLE,
         ErrorKind::BadRequest
         | ErrorKind::HostPath
+        | ErrorKind::CgroupParent
         | ErrorKind::NoSuchBox
         | ErrorKind::Conflict
         | ErrorKind::Warm

@@ -19,6 +19,8 @@ pub enum ErrorKind {
     /// A path of the host that a box should use cannot be used. Clients of a server do not choose such
     /// paths, and must not see them.
     HostPath,
+    /// The cgroup below which boxes are to be made is missing, or its children cannot have limits.
+    CgroupParent,
     /// There is no such box.
     NoSuchBox,
     /// The request conflicts with the state of this box or with another box.
@@ -48,7 +50,7 @@ impl ErrorKind {
     /// processes of the host.
     pub fn is_for_clients(self) -> bool {
         match self {
-            Self::HostPath | Self::Stuck | Self::Failed => false,
+            Self::HostPath | Self::CgroupParent | Self::Stuck | Self::Failed => false,
             Self::BadRequest
             | Self::NoSuchBox
             | Self::Conflict

@@ -182,6 +182,17 @@ impl ServiceError {
         }
     }
 
+    /// The cgroup for boxes is missing, or has processes of its own. The log has its path.
+    fn no_cgroup_parent(error: &EngineError) -> Self {
+        let message = "the server cannot make boxes: the cgroup for them is missing or in use";
+        Self {
+            retry_after_s: Some(RETRY_AFTER_S),
+            detail: Some(error.in_full().into()),
+            ..Self::new(Kind::Unavailable, "cgroup_parent", message)
+        }
+        .with_hint("try again later, or tell the operator: the server's log names the cgroup")
+    }
+
     /// A machine that did not start. Its reason contains what the machine printed last.
     fn not_booted(error: &EngineError, failure: BootFailure) -> Self {
         Self {
@@ -224,6 +235,7 @@ impl From<EngineError> for ServiceError {
             ErrorKind::Boot(failure) => return Self::not_booted(&error, failure),
             ErrorKind::Busy => (Kind::Conflict, "box_busy"),
             ErrorKind::Stuck => return Self::stuck(&error),
+            ErrorKind::CgroupParent => return Self::no_cgroup_parent(&error),
             ErrorKind::HostPath | ErrorKind::Failed => return Self::failed(&error),
         };
         let hint = error.hint().cloned();

@@ -346,7 +346,8 @@ fn no_parent(parent: &Path) -> Error {
 }
 
 fn cannot_use_parent(parent: &Path) -> Error {
-    Error::failed(format!("cannot make boxes below the cgroup {}", parent.display()))
+    let message = format!("cannot make boxes below the cgroup {}", parent.display());
+    Error::new(ErrorKind::CgroupParent, message)
 }
 
 /// Which limits to change.
