@@ -22,12 +22,9 @@ pub fn words(hint: &Hint) -> String {
         Hint::KeepFiles => "'tare run -d --keep' keeps the files of a box after its end",
         Hint::Raise(limit) => return format!("Raise {}.", option(*limit)),
         Hint::MoreScratch => "its scratch space has a size: --scratch of 'tare run'",
-        Hint::TooSmall(limits) => {
-            let options: Vec<&str> = limits.iter().copied().map(option).collect();
-            return format!("is {} too small?", options.join(" or "));
-        }
-        Hint::LessOrMoreMemory(limit) => {
-            return format!("give less {}, or more --memory", option(*limit));
+        Hint::TooSmall(limits) => return format!("is {} too small?", options(limits)),
+        Hint::LessOrMoreMemory(it) => {
+            return format!("give less {}, or more --memory", option(*it));
         }
         Hint::LeaveLimitOut(limit) => {
             return format!(
@@ -59,12 +56,27 @@ pub fn words(hint: &Hint) -> String {
         Hint::SizeForm => "write a size such as 64k, 512m, 1.5g or 1048576",
         Hint::VariableForm => "write KEY=VALUE; the host's environment is not passed in",
         Hint::LabelForm => "write KEY=VALUE, such as team=blue",
+        Hint::MoreMemoryInNewBox => "make a new box with --memory",
+        Hint::NativeDriver => "use --driver native",
+        Hint::InstallEmulator => "install qemu-system-x86, or use --accel kvm",
+        Hint::FetchKernel => "'tare vm kernel fetch' downloads one",
+        Hint::ListKernels => "'tare vm kernel ls' lists all",
+        Hint::SeeProcesses => "try again later; 'tare inspect' names its processes",
+        Hint::AskForReceipt => {
+            "the receipt of a removed box is kept for its retention; a run has one only with \
+             --receipt"
+        }
         Hint::Also(also) => {
             let first = also.first.as_ref().map(|hint| words(hint) + "; ").unwrap_or_default();
             return format!("{first}also, {}; {}", also.failure, words(&also.advice));
         }
     };
     text.to_owned()
+}
+
+fn options(limits: &[LimitName]) -> String {
+    let options: Vec<&str> = limits.iter().copied().map(option).collect();
+    options.join(" or ")
 }
 
 fn option(limit: LimitName) -> &'static str {

@@ -75,6 +75,20 @@ pub enum Hint {
     VariableForm,
     /// Write a label.
     LabelForm,
+    /// Create another box with more memory: a machine cannot get more than it was started with.
+    MoreMemoryInNewBox,
+    /// Use no machine.
+    NativeDriver,
+    /// Install a monitor that emulates processors, or use the host's.
+    InstallEmulator,
+    /// Choose a kernel for machines: it can be downloaded.
+    FetchKernel,
+    /// See which kernels for machines there are.
+    ListKernels,
+    /// The box is as before: see what its processes wait for, and try again.
+    SeeProcesses,
+    /// A receipt is kept for the retention of its box; that of a run has to be asked for.
+    AskForReceipt,
     /// Another operation failed too, and has its own advice.
     Also(Box<Also>),
 }

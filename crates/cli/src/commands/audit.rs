@@ -12,6 +12,7 @@ use tare_engine::{
 use crate::context::{Context, Purpose};
 use crate::error::{print_json, print_result};
 use crate::exit::{DONE, FAILED};
+use crate::hint::words;
 use crate::output::format::{self, plural};
 use crate::output::table::{self, Column};
 
@@ -102,7 +103,7 @@ fn as_text(audit: &Audit) -> String {
 
 fn section(title: &str, found: &[Finding]) -> String {
     let line = |finding: &Finding| {
-        let remedy = finding.remedy().map(|remedy| format!(" ({remedy})")).unwrap_or_default();
+        let remedy = finding.remedy().map(|it| format!(" ({})", words(&it))).unwrap_or_default();
         let action = match finding.duty {
             Duty::Leave => "leaves it alone",
             Duty::Remove(_) => "removes it",

@@ -2,11 +2,12 @@
 
 use clap::Args;
 use tare_engine::spec::shown::escaped;
-use tare_engine::{Duty, Error, Outcome, Swept, parse_history_bytes};
+use tare_engine::{Duty, Error, Hint, Outcome, Swept, parse_history_bytes};
 
 use crate::context::{Context, Purpose};
 use crate::error::{print_json, print_result};
 use crate::exit::{DONE, FAILED};
+use crate::hint::words;
 use crate::output::format::plural;
 
 const EXAMPLES: &str = "\
@@ -81,7 +82,10 @@ fn line(one: &Swept) -> String {
     let found = escaped(&one.found.join("; "));
     let why = match &one.outcome {
         Outcome::Stuck { step, reason } => escaped(&format!(": {step}: {reason}")),
-        Outcome::Left => format!(" ({})", one.remedy.unwrap_or("'tare rm -f' ends it")),
+        Outcome::Left => {
+            let remedy = one.remedy.as_ref().unwrap_or(&Hint::Force);
+            format!(" ({})", words(remedy))
+        }
         Outcome::Planned | Outcome::Done | Outcome::Busy => String::new(),
     };
     format!("{:<12}  {found}{why}\n", word(&one.outcome, one.duty))

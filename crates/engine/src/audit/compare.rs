@@ -105,7 +105,7 @@ fn compare_one(
         },
         Err(error) => {
             let damage = Damage::unreadable(&error);
-            let kind = FindingKind::Record { why: damage.to_string(), remedy: damage.remedy() };
+            let kind = FindingKind::Record { why: damage.to_string(), remedy: damage.hint() };
             let finding = Finding::new(Some(at.id.clone()), kind, Duty::Leave);
             ComparedBox { findings: vec![finding], ..unknown }
         }
@@ -162,7 +162,7 @@ fn missing(
             && !observation.dying =>
         {
             let damage = Damage::incomplete();
-            let kind = FindingKind::Record { why: damage.to_string(), remedy: damage.remedy() };
+            let kind = FindingKind::Record { why: damage.to_string(), remedy: damage.hint() };
             missing.push(finding(kind, Duty::Leave));
         }
         None => {}

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
+use crate::hint::Hint;
 use crate::observe::state::Duty;
 use crate::spec::BoxId;
 use crate::spec::shown::quoted;
@@ -46,11 +47,8 @@ pub enum FindingKind {
     /// The record has a name that does not lead to the box.
     LostName { name: String },
     /// The record cannot be trusted. `remedy` is what the user can do about it.
-    Record { why: String, remedy: &'static str },
+    Record { why: String, remedy: Hint },
 }
-
-/// What a user can do about a box that only a user may end.
-const FORCE: &str = "'tare rm -f' ends it";
 
 /// The two lists of an audit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,12 +63,12 @@ impl Finding {
     }
 
     /// What a user can do about a finding that a sweep leaves alone.
-    pub fn remedy(&self) -> Option<&'static str> {
+    pub fn remedy(&self) -> Option<Hint> {
         match (self.duty, &self.kind) {
             (Duty::Remove(_) | Duty::Finish(_) | Duty::End(_), _) => None,
-            (Duty::Leave, FindingKind::Foreign { .. }) => Some("move it elsewhere"),
-            (Duty::Leave, FindingKind::Record { remedy, .. }) => Some(remedy),
-            (Duty::Leave, _) => Some(FORCE),
+            (Duty::Leave, FindingKind::Foreign { .. }) => Some("move it elsewhere".into()),
+            (Duty::Leave, FindingKind::Record { remedy, .. }) => Some(remedy.clone()),
+            (Duty::Leave, _) => Some(Hint::Force),
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::audit::compare::compare;
 use crate::audit::host_objects::HostObjects;
 use crate::care::parents::{Forget, forget_parents};
 use crate::care::{Effort, Goal, Outcome, settle};
-use crate::error::Error;
+use crate::error::{Error, Hint};
 use crate::host::layout::StateRoot;
 use crate::host::state_root;
 use crate::observe::state::Duty;
@@ -37,7 +37,7 @@ pub struct Swept {
     pub outcome: Outcome,
     /// What a user can do about a box that is left alone.
     #[serde(skip)]
-    pub remedy: Option<&'static str>,
+    pub remedy: Option<Hint>,
     #[serde(skip)]
     was_stuck: bool,
 }
@@ -46,10 +46,10 @@ pub struct Swept {
 pub fn plan(root: &StateRoot) -> Result<Vec<Swept>, Error> {
     let comparison = compare(root, &HostObjects::read(root), None)?;
     let mut boxes: BTreeMap<BoxId, Swept> = BTreeMap::new();
-    let mut note = |id: &BoxId, text: &str, duty: Duty, remedy: Option<&'static str>| {
+    let mut note = |id: &BoxId, text: &str, duty: Duty, remedy: Option<Hint>| {
         let one = boxes.entry(id.clone()).or_insert_with(|| Swept::new(id));
         one.note(text, duty);
-        one.remedy = one.remedy.or(remedy);
+        one.remedy = one.remedy.take().or(remedy);
     };
     // Objects without a record come first.
     let (unrecorded, missing): (Vec<_>, Vec<_>) =

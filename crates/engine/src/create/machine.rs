@@ -272,10 +272,10 @@ fn check(NewBox { spec, mode }: NewBox<'_>) -> Result<(), Error> {
     };
     if !cfg!(target_arch = "x86_64") {
         let message = "machines exist only for x86-64";
-        return Err(Error::bad_request(message).with_hint("use --driver native"));
+        return Err(Error::bad_request(message).with_hint(Hint::NativeDriver));
     }
     if spec.isolation == Isolation::Contain {
-        return refused("the host's files", "leave --contain out, or use --driver native".into());
+        return refused("the host's files", Hint::NativeDriver);
     }
     if spec.network == Network::Host {
         return refused("the host's network", Hint::NetworkOfMachine);
@@ -318,8 +318,7 @@ fn power(wanted: Accel, monitor: &Qemu, host: &Host, until: Instant) -> Result<P
             Ok(Power { accelerator: Accelerator::Tcg, kvm_node: None, note })
         } else {
             let message = format!("{} cannot emulate a processor", monitor.program().display());
-            let hint = "install qemu-system-x86, or use --accel kvm";
-            Err(Error::new(ErrorKind::Unsupported, message).with_hint(hint))
+            Err(Error::new(ErrorKind::Unsupported, message).with_hint(Hint::InstallEmulator))
         }
     };
     if wanted == Accel::Tcg {

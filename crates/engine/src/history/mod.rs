@@ -43,9 +43,6 @@ const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 /// How much of stderr a history has.
 pub const STDERR_BYTES: usize = 2048;
 
-const NO_RECEIPT: &str = "the receipt of a removed box is kept for its retention; a run has one \
-                          only with --receipt, or \"receipt\": true over HTTP";
-
 /// Why a box ended, its history, and its state.
 #[derive(Debug)]
 pub struct Explanation {
@@ -387,13 +384,13 @@ pub fn receipt(
     sees: &dyn Fn(Option<&Tenant>) -> bool,
 ) -> Result<Receipt, Error> {
     let Former::Removed(found) = find_former(root, reference, sees, &[])? else {
-        return Err(no_box(reference).with_hint(NO_RECEIPT));
+        return Err(no_box(reference).with_hint(Hint::AskForReceipt));
     };
     // What was seen gone last is found by the id and the last name, and `reference` may be an earlier name.
     let by_id = removed(root, &found.id)?.and_then(|it| it.receipt);
     by_id.or(found.receipt).ok_or_else(|| {
         Error::new(ErrorKind::NoSuchBox, format!("box {} has no receipt", found.id))
-            .with_hint(NO_RECEIPT)
+            .with_hint(Hint::AskForReceipt)
     })
 }
 

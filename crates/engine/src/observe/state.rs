@@ -349,12 +349,12 @@ impl Observation {
     }
 
     /// Why the record cannot be trusted, and what the user can do about it.
-    pub fn problem(&self) -> Option<(String, &'static str)> {
+    pub fn problem(&self) -> Option<(String, Hint)> {
         match (&self.record.damage, &self.keeper) {
-            (Some(damage), _) => Some((damage.to_string(), damage.remedy())),
+            (Some(damage), _) => Some((damage.to_string(), damage.hint())),
             (None, KeeperState::Unknown { why }) => Some((
                 format!("tare cannot see whether it lives ({why})"),
-                "try again when tare can open files and see processes",
+                "try again when tare can open files and see processes".into(),
             )),
             (None, KeeperState::NotRecorded | KeeperState::Alive(_) | KeeperState::Dead) => None,
         }

@@ -182,7 +182,7 @@ impl MachineMemory {
             let most = quantity::show_bytes(self.most);
             return Err(Error::conflict(format!("cannot give box {id} more than {most}"))
                 .caused_by("its machine was started with that much memory")
-                .with_hint("make a new box with --memory"));
+                .with_hint(Hint::MoreMemoryInNewBox));
         }
         if is_paused && self.gets < self.had {
             return Err(cannot_lower(id)

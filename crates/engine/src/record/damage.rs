@@ -42,19 +42,11 @@ impl Damage {
         Self::Unreadable(format!("another tare wrote it, version {version}"))
     }
 
-    /// What the user can do about it, as a hint of an error.
+    /// What the user can do about it.
     pub fn hint(&self) -> Hint {
         match self {
-            Self::NotOurs { .. } => self.remedy().into(),
+            Self::NotOurs { .. } => "tare does not touch it: move it elsewhere".into(),
             Self::NotADirectory | Self::Unreadable(_) | Self::Broken(_) => Hint::Force,
-        }
-    }
-
-    /// What the user can do about it.
-    pub fn remedy(&self) -> &'static str {
-        match self {
-            Self::NotOurs { .. } => "tare does not touch it: move it elsewhere",
-            Self::NotADirectory | Self::Unreadable(_) | Self::Broken(_) => "'tare rm -f' ends it",
         }
     }
 }

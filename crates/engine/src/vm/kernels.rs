@@ -28,7 +28,7 @@ use tare_kernel::step::step;
 use super::apt;
 use super::package::{self, Package};
 use super::parts::{self, Chosen, KernelModule};
-use crate::error::{Context, Error, ErrorKind};
+use crate::error::{Context, Error, ErrorKind, Hint};
 use crate::spec::Privilege;
 use crate::spec::name::is_token;
 use crate::spec::shown::quoted;
@@ -223,7 +223,7 @@ impl Kernels {
             Some(name) => self.find(name)?,
             None => self.chosen()?.ok_or_else(|| {
                 Error::new(ErrorKind::Unsupported, "no kernel is chosen for machines")
-                    .with_hint("'tare vm kernel fetch' downloads one")
+                    .with_hint(Hint::FetchKernel)
             })?,
         };
         let cannot = || format!("cannot read the kernel {}", kernel.name);
@@ -289,7 +289,7 @@ impl Kernels {
         check_name(name)?;
         self.read(name)?.ok_or_else(|| {
             let message = format!("there is no kernel {} in {}", quoted(name), self.path.display());
-            Error::bad_request(message).with_hint("'tare vm kernel ls' lists all")
+            Error::bad_request(message).with_hint(Hint::ListKernels)
         })
     }
 

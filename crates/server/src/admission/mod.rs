@@ -392,9 +392,11 @@ impl RunQueue {
         }
         let Some(_waiting) = self.waiting.take() else {
             let (active, waiting) = (self.active.most(), self.waiting.most());
-            let message = format!("server busy: {active} runs are active, and {waiting} wait");
-            return Err(ServiceError::unavailable("busy", message)
-                .with_hint("try again, or raise [limits] runs or runs_waiting"));
+            let message = format!(
+                "server busy: {active} runs are active and {waiting} wait, the limits set by \
+                 [limits] runs and runs_waiting"
+            );
+            return Err(ServiceError::unavailable("busy", message).with_hint("try again later"));
         };
         Ok(self.active.next().await)
     }

@@ -17,16 +17,16 @@ impl OpenStreams {
         let mut share = self.0.begin(key, config.keys.len());
         share.resize(1, most).map_err(|refused| match refused {
             NoShare::Full(_) => {
-                let message = format!("server busy: {most} of {most} streams are open");
+                let message = format!(
+                    "server busy: {most} streams are open, the limit set by [limits] streams"
+                );
                 ServiceError::unavailable("streams_full", message)
-                    .with_hint("close one, or raise [limits] streams")
+                    .with_hint("close one, or try again later")
             }
             NoShare::OfKey(most) => {
                 let message = format!("limit reached: {most} streams for this key");
-                ServiceError::limited("quota_streams", message, RETRY_AFTER_S).with_hint(
-                    "close one, or raise [limits] streams: a key may have half of those that \
-                     other keys leave",
-                )
+                ServiceError::limited("quota_streams", message, RETRY_AFTER_S)
+                    .with_hint("close one: a key may have half of those that other keys leave")
             }
         })?;
         Ok(share)

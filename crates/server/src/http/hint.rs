@@ -2,6 +2,9 @@
 
 use tare_engine::{Hint, LimitName};
 
+/// Only an operator can run it.
+const DOCTOR: &str = "ask the operator to run 'tare doctor'";
+
 pub fn words(hint: &Hint) -> String {
     let text = match hint {
         Hint::Text(text) => text,
@@ -31,19 +34,14 @@ pub fn words(hint: &Hint) -> String {
         Hint::LessOrMoreMemory(limit) => {
             return format!("give less {}, or more limits.memory_bytes", field(*limit));
         }
-        Hint::LeaveLimitOut(limit) => {
-            return format!(
-                "leave {} out, or ask the operator to run 'tare doctor'",
-                field(*limit)
-            );
-        }
+        Hint::LeaveLimitOut(limit) => return format!("leave {} out, or {DOCTOR}", field(*limit)),
         Hint::Emulate => {
             "\"accel\": \"tcg\" emulates the processor, which is not a security boundary"
         }
         Hint::NetworkOfMachine => "leave 'network' out, or use \"driver\": \"native\"",
         Hint::FilesOfMachine => "leave 'keep' out, and download the files before the box ends",
         Hint::MoreTimeToBoot => "try again, or ask the operator to raise [vm] boot",
-        Hint::SeeDoctor => "ask the operator to run 'tare doctor'",
+        Hint::SeeDoctor => DOCTOR,
         Hint::LeaveUserOut => "leave 'user' out: this box has one user",
         Hint::ContainedHasOneUser => "leave 'user' out: a contained box has one user",
         Hint::LeaveScratchOrKeepOut => "leave limits.scratch_bytes or \"keep\" out",
@@ -60,6 +58,18 @@ pub fn words(hint: &Hint) -> String {
         Hint::SizeForm => "write a number of bytes",
         Hint::VariableForm => "write {\"KEY\": \"VALUE\"}; the host's environment is not passed in",
         Hint::LabelForm => "write {\"KEY\": \"VALUE\"}, such as {\"team\": \"blue\"}",
+        Hint::MoreMemoryInNewBox => "make a new box with more limits.memory_bytes",
+        Hint::NativeDriver => "use \"driver\": \"native\"",
+        Hint::InstallEmulator => {
+            "use \"accel\": \"kvm\", or ask the operator to install qemu-system-x86"
+        }
+        Hint::FetchKernel => "ask the operator to run 'tare vm kernel fetch'",
+        Hint::ListKernels => "ask the operator, to whom 'tare vm kernel ls' lists all",
+        Hint::SeeProcesses => "the box is as before; try again later",
+        Hint::AskForReceipt => {
+            "the receipt of a removed box is kept for its retention; a run has one only with \
+             \"receipt\": true"
+        }
         Hint::Also(also) => {
             let first = also.first.as_ref().map(|hint| words(hint) + "; ").unwrap_or_default();
             return format!("{first}also, {}; {}", also.failure, words(&also.advice));

@@ -145,9 +145,10 @@ pub fn refused_in_reserve(http: &Http, request: &Request) -> Option<ServiceError
         return None;
     }
     let most = http.config().limits.connections;
-    let message = format!("server busy: {most} of {most} connections are in use");
-    let hint = "try again, or raise [limits] connections in the configuration";
-    Some(ServiceError::unavailable("connections_full", message).with_hint(hint))
+    let message = format!(
+        "server busy: {most} connections are in use, the limit set by [limits] connections"
+    );
+    Some(ServiceError::unavailable("connections_full", message).with_hint("try again later"))
 }
 
 /// The connections that the server allows.

@@ -418,7 +418,7 @@ pub fn freeze(roots: &CgroupRoots, of: TaggedId<'_>, frozen: bool) -> Result<(),
             set_frozen(&cgroups, !frozen).context(doing)?;
             return Err(Error::failed(doing())
                 .caused_by("a process in it waits in the kernel, as for a file system that does not answer")
-                .with_hint("the box is as before; 'tare inspect' names its processes, try again later"));
+                .with_hint(Hint::SeeProcesses));
         }
         #[expect(clippy::disallowed_methods, reason = "bounded by FREEZE_WITHIN")]
         std::thread::sleep(LOOK_AGAIN);

@@ -215,8 +215,7 @@ impl ExecProcess {
 }
 
 fn busy(why: String) -> ServiceError {
-    ServiceError::unavailable("busy", format!("server busy: {why}"))
-        .with_hint("try again, or raise [limits] execs in the configuration")
+    ServiceError::unavailable("busy", format!("server busy: {why}")).with_hint("try again later")
 }
 
 #[cfg(test)]
