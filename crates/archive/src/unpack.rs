@@ -45,7 +45,7 @@ impl Default for Options<'_> {
     }
 }
 
-/// What the names of entries may begin with.
+/// Rule for the directory that the names of entries begin with.
 #[derive(Debug, Clone, Copy)]
 pub enum Top<'a> {
     Any,
