@@ -1,4 +1,4 @@
-//! What is asked of a keeper, and what it reports.
+//! The requests to a keeper, and its reports.
 //!
 //! ```text
 //! creator ─ plan, go, Request ─▶ keeper over the socket that the keeper inherits
@@ -42,7 +42,7 @@ pub enum AtEnd {
     LookForFiles,
 }
 
-/// What runs in a box, and until when.
+/// The command of a box, if it has one, and the deadlines of the box.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Go {
     /// The command, whose end ends the box. `None` for a box that waits for execs.
@@ -55,7 +55,7 @@ pub struct Go {
     pub claim: Option<Claim>,
 }
 
-/// What the request decides about a box that was made before it.
+/// The settings of a box from a pool that come from the request that uses it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
     /// The environment and the working directory of all processes of the box.
@@ -291,7 +291,7 @@ pub struct KeeperUsage {
     pub output_dropped_bytes: u64,
 }
 
-/// What a keeper sends to its creator and to clients.
+/// A message of a keeper to its creator or a client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Report {
     /// A pseudo-terminal of the box; its master side travels with this frame.

@@ -31,7 +31,7 @@ pub struct Channel {
     passed: Vec<OwnedFd>,
 }
 
-/// What a read found.
+/// Result of a read.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Received<M> {
     Message(M),

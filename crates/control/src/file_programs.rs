@@ -15,7 +15,7 @@ pub const LEFT_OUT: u8 = 2;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProgramStatus {
     Ready {
-        /// What is at the path of an archive.
+        /// The kind of object at the path of an archive.
         kind: Option<PathKind>,
         /// The size of a file that is read, if it is known.
         size: Option<u64>,
@@ -23,12 +23,12 @@ pub enum ProgramStatus {
     Failed {
         /// `None` (0 in the line) if no system call failed.
         errno: Option<i32>,
-        /// What failed. Empty for a program that does one thing to one file.
+        /// The operation that failed. Empty for a program that does one thing to one file.
         what: String,
     },
 }
 
-/// What is at a path.
+/// The kind of object at a path in a box.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PathKind {
     Missing,

@@ -1,4 +1,5 @@
-//! What the keeper of a detached box records: a file of one page, made by the creator of the box.
+//! The journal of a detached box: a file of one page that the creator of the box makes, and in which
+//! the keeper records what happens.
 //!
 //! ```text
 //! 1 24207533677 detached                        slot 0: the box was detached

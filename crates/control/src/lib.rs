@@ -1,4 +1,4 @@
-//! What a creator, a client and a keeper exchange, and the files that a keeper writes.
+//! The messages between a creator, a client and a keeper, and the files that a keeper writes.
 //!
 //! A stream socket carries length-prefixed frames. The creator of a box sends the
 //! [`Plan`], which describes the box, then the [`Go`], which says what runs in it, then

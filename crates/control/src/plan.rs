@@ -180,12 +180,12 @@ pub enum ScratchPlan {
     Kept(TreeSource),
 }
 
-/// What `/proc` of a box shows, and with it the rest of the kernel's files.
+/// How much `/proc` of a box shows, and with it the rest of the kernel's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ProcPlan {
     /// Nothing of the host.
     Masked,
-    /// What any user of the host may read. The kernel lets a user mount a `/proc` only where a whole
+    /// Everything that any user of the host may read. The kernel lets a user mount a `/proc` only where a whole
     /// one can be seen, and a template makes boxes.
     Whole,
     /// Everything, writable, beside all of `/sys`, `/dev` and the box's cgroups: the kernel belongs to the
@@ -230,7 +230,7 @@ pub struct TerminalPlan {
     pub columns: u16,
 }
 
-/// What the keeper of a detached box needs to know in addition.
+/// The additional part of the plan for the keeper of a detached box.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DetachedPlan {
     /// The log keeps the newest output, at most this much.
@@ -244,7 +244,7 @@ pub struct DetachedPlan {
 pub struct Plan {
     /// The roles of the keeper's descriptors from [`FIRST_ROLE_FD`] on, in order.
     pub roles: Vec<Role>,
-    /// What the time namespace of creator and keeper adds to the boot clock.
+    /// The offset that the time namespace of creator and keeper adds to the boot clock.
     pub clock_offset_ns: i64,
     /// Whether the box has a network namespace of its own.
     pub own_network: bool,
@@ -274,7 +274,7 @@ pub struct MachinePlan {
     pub guest: GuestPlan,
 }
 
-/// What the first process of a machine needs to know.
+/// The part of the plan for the first process of a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestPlan {
     /// The box in the machine. Its roles are those of its trees.

@@ -1,4 +1,4 @@
-//! What writer and reader promise each other, also against each other.
+//! Tests of the promises between the writer and the reader of a log, also with a hostile other side.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -30,7 +30,7 @@ fn log(bytes_max: u64) -> (Writer, Reader) {
     (Writer::new(files, bytes_max), reader)
 }
 
-/// What is left to read: times, streams, missed bytes, text.
+/// Reads the rest of a log: times, streams, missed bytes, text.
 fn rest(reader: &mut Reader) -> Vec<(u64, Stream, u64, String)> {
     let mut found = Vec::new();
     while let Some(entry) = reader.next_entry().unwrap() {
@@ -159,8 +159,8 @@ fn the_end_is_after_all_records_and_before_later_ones() {
     }
 }
 
-/// What a record holds follows from its position, so that no mixture of two
-/// passes for one.
+/// Returns the contents of the record at a position. They differ between positions, so a mixture of
+/// two records is seen.
 fn pattern(position: u64) -> impl Iterator<Item = u8> {
     (position..).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8)
 }

@@ -28,7 +28,7 @@ pub struct Writer {
     dropped_bytes: u64,
 }
 
-/// What the file has behind the last whole record.
+/// Contents of the file behind the last whole record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Behind {
     Nothing,

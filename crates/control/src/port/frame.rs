@@ -18,7 +18,7 @@ const HELLO: u64 = u64::from_le_bytes(*b"tareport");
 /// The number of a stream: even if the outer side opened it, odd if the inner side did.
 pub type StreamId = u64;
 
-/// What one side sends to the other.
+/// A frame from one side of a port to the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PortFrame<'a> {
     /// The first frame in each direction.
@@ -60,7 +60,7 @@ pub enum PortFrame<'a> {
     },
 }
 
-/// What the receiver of a passed descriptor gets.
+/// The kind of descriptor that the receiver of a passed one gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Passed {
     /// The read end of a pipe of this owner. The stream's data flows to the receiver.

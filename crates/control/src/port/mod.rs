@@ -34,7 +34,7 @@ pub use backlog::Backlog;
 pub use frame::{DATA_BYTES_MAX, HEAD_BYTES, PORT_VERSION, Passed, PortFrame, StreamId};
 pub use table::{Port, PortEvent, STREAMS_MAX, Side};
 
-/// What the outer keeper asks of the first process of a machine, over the first connection. Each is
+/// A request of the outer keeper to the first process of a machine, over the first connection. Each is
 /// answered by [`Report::Done`](crate::Report::Done).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToMachine {
@@ -48,26 +48,26 @@ pub enum ToMachine {
     SetPids(u32),
 }
 
-/// What the other side did wrong.
+/// A violation of the protocol by the other side of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PortError {
-    /// Its first frame is not a hello.
+    /// The first frame is not a hello.
     NoHello,
-    /// It speaks another version.
+    /// The other side speaks this other version.
     Version(u32),
-    /// It sent a frame that only this side sends, or a second hello.
+    /// The frame is one that only this side sends, or a second hello.
     NotAllowed,
-    /// The kind does not exist, or the frame has a wrong length or an invalid number.
+    /// The kind of frame does not exist, or the frame has a wrong length or an invalid number.
     Malformed { kind: u32 },
-    /// It numbered a new stream with anything but the next number.
+    /// The number of a new stream is not the next one.
     Number(StreamId),
     /// No stream has this number now.
     NoStream(StreamId),
     /// The state of the stream does not allow the frame.
     OutOfTurn(StreamId),
-    /// It sent more than it had credit for, or gave more credit than a stream can have.
+    /// The stream carries more than its credit allows, or got more credit than a stream can have.
     Credit(StreamId),
-    /// It opened more streams than there may be, or passed more descriptors than a connection may.
+    /// There are more streams than are allowed, or more passed descriptors than a connection may have.
     TooMany,
 }
 

@@ -36,7 +36,7 @@ pub enum Incoming {
     Over,
 }
 
-/// What the other side may send.
+/// The bytes that the other side of a stream may send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Allowance {
     /// How much it may send now.
@@ -47,14 +47,14 @@ pub struct Allowance {
     pub window: u32,
 }
 
-/// What to do with data that has arrived.
+/// Decision about data that has arrived on a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrived {
     Deliver,
     Drop,
 }
 
-/// What answers a stop.
+/// The answer to a stop of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     /// The sender had not ended the stream, and does so now.

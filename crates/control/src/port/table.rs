@@ -34,7 +34,7 @@ pub enum Side {
     Inner,
 }
 
-/// What a frame means for the streams of this side.
+/// The effect of a frame on the streams of this side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PortEvent<'a> {
     Opened(StreamId),
