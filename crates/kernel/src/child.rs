@@ -61,7 +61,7 @@ pub struct SharedChild<T> {
     memory: Option<NonNull<Memory<T>>>,
 }
 
-/// What a shared child reads and runs on.
+/// The order that a child with shared memory reads, and the stack that it runs on.
 struct Memory<T> {
     order: T,
     main: fn(&T),
@@ -113,7 +113,7 @@ impl<T> SharedChild<T> {
         Self { process, memory: None }
     }
 
-    /// What the child was started with; `None` after [`Self::has_executed`].
+    /// The order that the child was started with; `None` after [`Self::has_executed`].
     pub(crate) fn order(&self) -> Option<&T> {
         // SAFETY: as_ref needs a live `Memory` that is not changed meanwhile: it is freed
         // through `&mut self` only, and the child gets a shared reference too.

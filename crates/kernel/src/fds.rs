@@ -208,7 +208,7 @@ fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Res
     Ok(sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?)
 }
 
-/// What one read of a stream socket returned.
+/// Result of one read of a stream socket.
 #[derive(Debug)]
 pub struct Received {
     /// 0 if the other side has closed the socket.

@@ -2,7 +2,7 @@
 
 use rustix::fs::{FileType, Stat};
 
-/// What a path or a descriptor leads to.
+/// The kind of file that a path or a descriptor leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     File,

@@ -24,7 +24,7 @@ const DEVICE: &CStr = c"/dev/kvm";
 /// The name of the node in the file system of [`own_node`].
 const NODE: &CStr = c"kvm";
 
-/// What KVM does on this host.
+/// The support for KVM on this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kvm {
     Works,

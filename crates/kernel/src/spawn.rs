@@ -81,7 +81,7 @@ impl SpawnStep {
     }
 }
 
-/// What the child reads until it executes.
+/// The data that the child reads until it executes.
 #[derive(Debug)]
 pub struct ChildOrder {
     go: RawFd,

@@ -11,7 +11,7 @@ use rustix::fs::{AtFlags, Dir, RawDir, readlinkat_raw, statat};
 use super::ProcessDir;
 use crate::fds::open_directory;
 
-/// What a descriptor is open on.
+/// The kind of object that a descriptor is open on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DescriptorKind {
     /// A file, directory or device: its link is a path.

@@ -25,7 +25,7 @@ const PLAN: &str = "TARE_FAULT";
 const KEEPERS_PLAN: &str = "TARE_FAULT_KEEPER";
 const LOG: &str = "TARE_FAULT_LOG";
 
-/// What happens to one step.
+/// The fault that a test injects into one step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Done,

@@ -32,7 +32,7 @@ use orders::{BirthAnswer, BirthHead, BirthStep, ConfineHead, ResourceLimit};
 const ORDER_BYTES_MAX: usize = 64 << 10;
 const DESCRIPTORS_MAX: usize = 64;
 
-/// What the interpreter says about itself. `template.py` fills it in.
+/// Facts about the interpreter. `template.py` fills it in.
 #[repr(C)]
 pub struct Interpreter {
     /// `PyOS_BeforeFork` and `PyOS_AfterFork_Child`.
