@@ -8,7 +8,7 @@
 //! In every state, the machine fails if its monitor ends or its port breaks. Before it is ready, it also
 //! fails at the deadline of its boot. While it starts, it also fails with the report `SetupFailed`.
 //!
-//! What the machine sends is untrusted: it can end its box, and nothing else. No function here
+//! Data from the machine is untrusted: it can end its box, and nothing else. No function here
 //! blocks, except `Machine::sync`, which has a deadline.
 
 use std::io;
@@ -354,7 +354,7 @@ fn errno(error: &io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
 }
 
-/// What the machine and its monitor print, or what the monitor answers to commands.
+/// The output of the machine and its monitor, or the answers of the monitor to commands.
 #[derive(Debug)]
 struct Console {
     /// `None` after its end.

@@ -46,7 +46,7 @@ const ASKING: [i32; 4] = [1, 2, 3, 15];
 /// The signals that a process ignores unless it handles them: SIGCHLD, SIGCONT, SIGURG and SIGWINCH.
 const IGNORED: [i32; 4] = [17, 18, 23, 28];
 
-/// What every process of the box is started with.
+/// The settings with which every process of the box is started.
 #[derive(Debug)]
 pub struct ExecContext {
     pub profile: Profile,
@@ -85,7 +85,7 @@ pub struct Execution {
     end: Option<End>,
 }
 
-/// What an execution executes.
+/// The program that an execution executes.
 #[derive(Debug)]
 enum Executed {
     /// The entry of a box without a command.

@@ -21,7 +21,7 @@ use tare_kernel::clock::timespec;
 
 use crate::relay::Relay;
 
-/// What the first process of a machine can do.
+/// The actions of the first process of a machine.
 pub trait InnerMachine {
     /// Starts the keeper, and sends it its plan. Returns the creator's end of its socket.
     fn start(&mut self, guest: GuestPlan) -> io::Result<OwnedFd>;

@@ -80,7 +80,7 @@ pub struct Relay {
     next: StreamId,
 }
 
-/// What the relay polls.
+/// A descriptor that the relay polls.
 #[derive(Debug, Clone, Copy)]
 enum Place {
     Port,

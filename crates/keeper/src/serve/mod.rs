@@ -72,7 +72,7 @@ pub struct Supervisor {
     pub _uid_lock: OwnedFd,
 }
 
-/// What the loop waits for.
+/// An event source that the keeper's loop waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Source {
     Child,
