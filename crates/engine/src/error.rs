@@ -68,13 +68,13 @@ impl ErrorKind {
 /// Why a machine did not start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BootFailure {
-    /// Its keeper did not answer in time.
+    /// The keeper in the machine did not answer in time.
     Timeout,
-    /// Its monitor could not be started, or ended.
+    /// The monitor of the machine could not be started, or ended.
     MonitorEnded,
-    /// Its first process is not this tare's.
+    /// The first process of the machine is not this tare's.
     Protocol,
-    /// Its first process could not set it up.
+    /// The first process of the machine could not set it up.
     Setup,
 }
 
