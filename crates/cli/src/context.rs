@@ -1,4 +1,4 @@
-//! What every command needs: the state root, and the engine that opens it.
+//! The parts that every command needs: the state root, and the engine that opens it.
 
 use std::env::var_os;
 use std::path::PathBuf;
@@ -43,7 +43,7 @@ impl Context {
         absolute.context(|| "cannot find the directory of the kernels".to_owned()).map(Kernels::at)
     }
 
-    /// What the user has set for machines.
+    /// The settings of the user for machines.
     pub fn machines(&self) -> Result<MachineSettings, Error> {
         let boot_within = var_os("TARE_VM_BOOT").filter(|value| !value.is_empty()).map(|value| {
             quantity::duration(&value.to_string_lossy()).map_err(|error| {

@@ -26,7 +26,7 @@ pub struct ExitReport {
     pub code: u8,
     /// The signal that ended the command.
     pub signal: Option<i32>,
-    /// What tare did. `--quiet` suppresses it.
+    /// The sentence about what tare did. `--quiet` suppresses it.
     note: Option<String>,
     /// Printed even with `--quiet`.
     pub error: Option<Error>,

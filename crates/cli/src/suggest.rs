@@ -189,7 +189,7 @@ mod tests {
         }
     }
 
-    /// What a hint names: each command that it quotes with its options, and `of` with the others.
+    /// The words that a hint names: each command that it quotes with its options, and `of` with the others.
     fn named<'a>(hint: &'a str, of: &'a str) -> Vec<(&'a str, &'a str)> {
         let options = |of: &'a str, text: &'a str| {
             let words = text.split([' ', ',', ':', ';']);

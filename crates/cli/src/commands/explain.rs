@@ -85,7 +85,7 @@ fn as_text(explanation: &Explanation) -> String {
     text
 }
 
-/// What the kernel counted by the end, on one line; nothing if it counted nothing.
+/// The counts of the kernel at the end of the box, on one line; empty if it counted nothing.
 fn counted(evidence: &Evidence) -> String {
     let bytes = |it: Option<u64>| it.map_or("?".to_owned(), quantity::show_bytes);
     let number = |it: Option<u64>| it.map_or("?".to_owned(), |it| it.to_string());

@@ -72,7 +72,7 @@ pub fn run(args: &ServeArgs, context: &Context) -> Result<u8, Error> {
     Ok(DONE)
 }
 
-/// What the environment sets for machines. A user without a home directory has no kernels, and can
+/// The settings for machines from the environment. A user without a home directory has no kernels, and can
 /// serve native boxes.
 fn machines(context: &Context) -> Result<Option<MachineSettings>, Error> {
     match context.machines() {

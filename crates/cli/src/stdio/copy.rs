@@ -41,7 +41,7 @@ pub enum Sink<'fd> {
     Memory,
 }
 
-/// What a stream waits for.
+/// The event that a stream waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Waiting {
     Source,

@@ -42,7 +42,7 @@ pub enum Output {
     Keep,
 }
 
-/// What to do when the output passes its limit.
+/// Reaction to output that passes its limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PastLimit {
     Truncate,
@@ -92,7 +92,7 @@ pub struct Relayed {
     pub ended: Option<EndedLine>,
     /// An error if a part of the box may be left.
     pub ending: Result<(), Error>,
-    /// What the box had held, if that was asked for.
+    /// The receipt of the box, if the caller asked for it.
     pub receipt: Option<Receipt>,
     pub relay: Relay<'static>,
     /// When the loop ended.
@@ -383,7 +383,7 @@ fn killed_at(signal: i32) -> End {
     End { wait_status: signal, ..End::killed(Cause::Killed) }
 }
 
-/// What one `poll` found.
+/// Result of one `poll`.
 struct Polled {
     fds: Vec<bool>,
     streams: [bool; 3],

@@ -32,7 +32,7 @@ pub fn take_over() -> Result<SignalFd, Error> {
     SignalFd::open(&SIGNALS.map(Signal::as_raw)).context(|| "cannot take over signals".to_owned())
 }
 
-/// What the loop does about a signal to tare.
+/// Reaction of the relay's loop to a signal to tare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SignalAction {
     Forward,

@@ -60,7 +60,7 @@ enum Passed {
     Gone,
 }
 
-/// What `poll` may find.
+/// An event that `poll` may find.
 #[derive(Clone, Copy)]
 enum Ready {
     Signal,

@@ -25,7 +25,7 @@ struct Terminal<'fd> {
     _raw: RawMode<'fd>,
 }
 
-/// What follows after a step.
+/// The action that follows after a step of the input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InputStep {
     More,

@@ -109,7 +109,7 @@ impl<'a> Destination<'a> {
     }
 }
 
-/// What happened to the stream, as opposed to the files.
+/// Result for the stream, as opposed to the files.
 type Unpacked = Result<(), tare_archive::Error>;
 
 fn only<'a>(name: &'a OsStr, becomes: &'a OsStr) -> Top<'a> {

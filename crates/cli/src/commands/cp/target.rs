@@ -1,4 +1,4 @@
-//! What SRC and DST mean: a path in a box, a path of the host or a stream, and the name that a
+//! The meaning of SRC and DST: a path in a box, a path of the host or a stream, and the name that a
 //! copy gets where it arrives.
 //!
 //! The names follow the rules of `cp -r`, as Docker has them:
@@ -73,7 +73,7 @@ fn name_after(rest: &[u8]) -> Option<usize> {
     (is_name && rest[length + 1..].starts_with(b"/")).then_some(length)
 }
 
-/// What is copied.
+/// The kind of object that is copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CopySource<'a> {
     /// Anything that is not a directory.

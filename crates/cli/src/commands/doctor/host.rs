@@ -1,4 +1,4 @@
-//! What a host says of itself: small files below `/proc` and `/sys`.
+//! Facts about the host: small files below `/proc` and `/sys`.
 
 use std::fs;
 use std::path::PathBuf;

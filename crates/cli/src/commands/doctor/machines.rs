@@ -1,4 +1,4 @@
-//! What virtual machines need, and whether this host has it. Native boxes need nothing of it.
+//! The requirements of virtual machines, and whether this host meets them. Native boxes have none of them.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ const MONITOR_WITHIN: Duration = Duration::from_secs(5);
 pub const ROWS: [Row; 3] =
     [("vm monitor", monitor), ("vm acceleration", acceleration), ("vm kernel", kernel)];
 
-/// What was found.
+/// The parts of machines that this host has.
 #[derive(Debug)]
 pub struct Machines {
     pub monitor: Result<Qemu, Error>,
@@ -36,7 +36,7 @@ pub struct Summary {
     kvm: &'static str,
     /// The release of the chosen kernel.
     kernel: Option<String>,
-    /// What machines can run on here.
+    /// The accelerators that machines can run on here.
     accel: Vec<&'static str>,
 }
 

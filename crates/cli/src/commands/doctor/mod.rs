@@ -46,7 +46,7 @@ enum Status {
     Warn,
 }
 
-/// What a check found, and what tare does about it.
+/// Result of a check, and what tare does about it.
 struct Answer {
     status: Status,
     found: String,
@@ -68,7 +68,7 @@ fn missing(found: impl Into<String>, tare: impl Into<String>) -> Answer {
 /// A title, and a check that returns `None` if there is nothing to say.
 type Row = (&'static str, fn(&Probe) -> Option<Answer>);
 
-/// What the checks look at.
+/// The facts that the checks look at.
 struct Probe {
     files: HostFiles,
     engine: EngineHost,
@@ -81,7 +81,7 @@ struct Check {
     what: &'static str,
     status: Status,
     found: String,
-    /// What tare does about it.
+    /// The action of tare after this result.
     tare: String,
     prevents_boxes: bool,
 }

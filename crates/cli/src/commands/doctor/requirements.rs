@@ -1,4 +1,4 @@
-//! What a box is made of, and whether this host has it.
+//! The parts that a box is made of, and whether this host has them.
 
 use std::path::Path;
 

@@ -23,7 +23,7 @@ const WITHIN: Duration = Duration::from_secs(9);
 const BOX_WITHIN: Duration = Duration::from_secs(5);
 const OUTPUT_BYTES_MAX: u64 = 4096;
 
-/// What doctor learned by making boxes.
+/// Results of the boxes that doctor makes.
 #[derive(Debug)]
 pub struct Trial {
     /// Whether a box could be made and ended.

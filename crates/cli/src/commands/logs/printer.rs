@@ -16,7 +16,7 @@ use crate::stdio::Caller;
 /// Large enough that the system calls cost little.
 const GATHERED_BYTES_MAX: usize = 64 << 10;
 
-/// What is printed before each line.
+/// The text that is printed before each line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Prefix {
     None,
@@ -154,7 +154,7 @@ mod tests {
 
     const TIME: u64 = 1_794_780_545_123;
 
-    /// What is written for some records, each of a later millisecond.
+    /// The output for some records, each of a later millisecond.
     fn printed(prefix: Prefix, records: &[(Stream, &str)]) -> [String; 2] {
         let [(mut out, out_end), (mut err, err_end)] = [(); 2].map(|()| std::io::pipe().unwrap());
         let caller = Caller {

@@ -16,7 +16,7 @@ use crate::stdio::{self, Output, PastLimit, Writers};
 
 const ROOT_HOME: &str = "/root";
 
-/// What tare knows about the process that started it.
+/// Facts about the process that started tare.
 #[derive(Debug, Clone)]
 pub struct CallerContext {
     /// `None`: the directory was removed.
