@@ -2,13 +2,16 @@
 //! tests never answers, or answers when the test wants it.
 
 use std::fs;
+use std::io::Read;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::json;
+use tare_control::{Refusal, Report, encode};
 use tare_harness::{Running, Server, eventually};
 
-use crate::hostile_machines::{Liars, liars};
+use crate::hostile::{Peer, command};
+use crate::hostile_machines::{KEEPER_KIB_MAX, Liars, liars, peak_kib};
 use crate::serve::configured;
 
 /// A boot takes as long as this at most. A command that does not wait for it takes far less.
@@ -139,5 +142,34 @@ fn every_client_of_a_lost_machine_says_so_in_one_line() {
     logs.wait().ok().said(&[lost, "tare explain"]);
     attach.wait().exited(137).said(&[lost, "tare explain"]);
     liars.tare.remove(&id);
+    liars.tare.reap_orphans();
+}
+
+/// A client that waits for no boot, and asks the keeper at once.
+#[test]
+fn clients_that_wait_for_a_machine_keep_its_keeper_small() {
+    const LARGE: usize = 3 << 20;
+    let liars = liars!("55s");
+    let creator = liars.run("forever()", &["-i", "--name", "slow", "--", "cat"]);
+    liars.see_boot();
+    let id = liars.tare.list()[0]["id"].as_str().expect("an id").to_owned();
+    let peer = Peer::of(&liars.tare.record(&id).join("control"));
+    eventually("its keeper listens", || {
+        liars.tare.call(["inspect", &id]).ok().stdout_text().contains("\"pid\"")
+    });
+    let exec = command(&["echo", &"x".repeat(LARGE)]);
+    let asked: Vec<_> = (0..12).map(|_| peer.exec(exec.clone())).collect();
+    let busy = encode(&Report::Refused(Refusal::Busy), 64).expect("it is small");
+    // Two of them fit into the memory for all.
+    for mut refused in &asked[2..] {
+        refused.set_read_timeout(Some(Duration::from_secs(60))).expect("a time");
+        let mut answer = vec![0; busy.len()];
+        refused.read_exact(&mut answer).expect("an answer");
+        assert_eq!(answer, busy);
+    }
+    let peak = peak_kib(liars.tare.keeper(&id).pid);
+    assert!(peak < KEEPER_KIB_MAX, "{peak} KiB");
+    creator.signal(Signal::KILL);
+    creator.wait();
     liars.tare.reap_orphans();
 }

@@ -207,7 +207,7 @@ impl Peer {
     }
 
     /// Sends a complete call with three descriptors that are never read.
-    fn exec(&self, exec: Exec) -> UnixStream {
+    pub fn exec(&self, exec: Exec) -> UnixStream {
         let (mine, theirs) = UnixStream::pair().expect("a descriptor is left");
         let frame = frame(&Call::Exec(exec));
         let mut connection = self.connect();
@@ -253,7 +253,7 @@ fn large() -> [u8; 4] {
     u32::try_from(CALL_BYTES_MAX).expect("small").to_le_bytes()
 }
 
-fn command(words: &[&str]) -> Exec {
+pub fn command(words: &[&str]) -> Exec {
     let words = words.iter().map(|word| word.as_bytes().to_vec());
     Exec {
         program: Program::Command(words.collect()),

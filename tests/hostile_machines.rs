@@ -7,6 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::Value;
 use tare_harness::{Output, Running, Tare, TemporaryDirectory, eventually};
 
@@ -307,4 +308,24 @@ fn a_change_of_memory_that_fails_leaves_the_machine_as_it_was() {
     deaf.said(&["its monitor takes no commands", "tare rm -f"]);
     tare.remove(&id);
     tare.reap_orphans();
+}
+
+/// Each exec takes six descriptors of the keeper.
+#[test]
+fn two_hundred_execs_in_a_machine_fit_where_a_thousand_descriptors_are_the_default() {
+    const EXECS: usize = 200;
+    let liars = liars!("30s");
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(1024), ..limit }).expect("it is lower");
+    let id = liars.detached("start(); forever()", &["--name", "web"]);
+    let keeper = liars.tare.keeper(&id).pid;
+    let args = ["exec", &id, "--", "true"];
+    let execs: Vec<_> = (0..EXECS).map(|_| liars.tare.spawn_call(args)).collect();
+    eventually("the keeper has all of them", || {
+        let descriptors = fs::read_dir(format!("/proc/{keeper}/fd")).expect("it lives").count();
+        descriptors > 6 * EXECS
+    });
+    liars.tare.remove(&id);
+    execs.into_iter().for_each(|exec| drop(exec.wait()));
+    liars.tare.reap_orphans();
 }

@@ -39,7 +39,7 @@ use process::ExecContext;
 use process::clone::WaitingClone;
 use rustix::io::Errno;
 use serve::Supervisor;
-use serve::calls::memory_bytes;
+use serve::calls::{memory_bytes, raise_descriptor_limit};
 use serve::connections::Connections;
 use serve::deadlines::Deadlines;
 use tare_control::journal::BoxEvent;
@@ -159,6 +159,9 @@ impl MadeBox {
         {
             creator.report(&failure.into_report());
             return None;
+        }
+        if self.machine.is_some() {
+            raise_descriptor_limit();
         }
         let machine = self.machine.map(|(plan, files)| Machine::start(plan, files, &self.context));
         let machine = machine.transpose().map_err(|report| creator.report(&report)).ok()?;

@@ -103,9 +103,10 @@ enum Executed {
 pub struct Remote {
     /// The connection to that keeper, once there is one.
     pub channel: Option<Channel>,
-    /// Its request, until the machine is ready.
-    waiting: Option<(Option<Exec>, Vec<OwnedFd>)>,
-    /// For the journal. `None` for the entry of a box without a command.
+    /// Its request as the keeper in the machine gets it, until the machine is ready.
+    waiting: Option<(Vec<u8>, Vec<OwnedFd>)>,
+    /// For the journal, without what the journal does not need. `None` for the entry of a box without a
+    /// command.
     program: Option<Program>,
     /// Counts from its start.
     pub timeout_ns: Option<u64>,
@@ -119,17 +120,21 @@ pub struct Remote {
 }
 
 impl Remote {
-    pub fn waiting(exec: Option<Exec>, passed: Vec<OwnedFd>) -> Self {
+    pub fn about(exec: Option<&Exec>) -> Self {
         Self {
             channel: None,
-            program: exec.as_ref().map(|exec| exec.program.clone()),
+            program: exec.map(|exec| in_short(&exec.program)),
             awaits_terminal: matches!(exec, Some(Exec { streams: ExecStreams::Terminal(_), .. })),
-            timeout_ns: exec.as_ref().and_then(|exec| exec.timeout_ns),
-            waiting: Some((exec, passed)),
+            timeout_ns: exec.and_then(|exec| exec.timeout_ns),
+            waiting: None,
             started: false,
             scratch_full: false,
             outlives_client: false,
         }
+    }
+
+    pub fn waiting(self, first: Vec<u8>, passed: Vec<OwnedFd>) -> Self {
+        Self { waiting: Some((first, passed)), ..self }
     }
 
     /// Returns whether a terminal may come now.
@@ -137,7 +142,7 @@ impl Remote {
         std::mem::take(&mut self.awaits_terminal)
     }
 
-    pub fn take_waiting(&mut self) -> Option<(Option<Exec>, Vec<OwnedFd>)> {
+    pub fn take_waiting(&mut self) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
         self.waiting.take()
     }
 }
@@ -220,6 +225,11 @@ impl Execution {
 
     fn mark_mut(&mut self) -> Option<&mut TreeMark> {
         if let Executed::Child { mark, .. } = &mut self.what { mark.as_mut() } else { None }
+    }
+
+    /// Returns the size of the request that waits for the machine.
+    pub fn waiting_bytes(&self) -> usize {
+        self.remote().and_then(|remote| remote.waiting.as_ref()).map_or(0, |(first, _)| first.len())
     }
 
     /// Returns the connection to the keeper in the machine.
@@ -498,6 +508,24 @@ fn oom_kills() -> u64 {
     killed.and_then(|count| count.parse().ok()).unwrap_or(0)
 }
 
+/// Returns what the journal needs of a program. The rest may be large.
+fn in_short(program: &Program) -> Program {
+    match program {
+        Program::Command(argv) => {
+            let name = Name::of(argv.first().map_or(&b""[..], Vec::as_slice));
+            Program::Command(vec![name.to_string().into_bytes()])
+        }
+        Program::Pack(_) => Program::Pack(Vec::new()),
+        Program::PackFiles(_) => Program::PackFiles(Vec::new()),
+        Program::Unpack(_) => Program::Unpack(Vec::new()),
+        Program::Read(_) => Program::Read(Vec::new()),
+        Program::List(_) => Program::List(Vec::new()),
+        Program::Write(_) => Program::Write(Vec::new()),
+        Program::Remove(_) => Program::Remove(Vec::new()),
+        Program::Clone => Program::Clone,
+    }
+}
+
 /// Returns the event of a start, or of a failed start, for the journal.
 pub fn begun(process: u32, program: &Program, started: bool) -> BoxEvent {
     let failed = |name: &[u8]| BoxEvent::ExecFailed { process, name: Name::of(name) };
@@ -591,7 +619,7 @@ mod tests {
     #[test]
     fn only_a_signal_that_would_end_it_ends_a_process_that_waits_for_its_machine() {
         for (signal, ends) in [(28, false), (18, false), (17, false), (23, false), (15, true)] {
-            let mut waiting = Execution::in_machine(Remote::waiting(None, Vec::new()), true);
+            let mut waiting = Execution::in_machine(Remote::about(None), true);
             waiting.signal(signal);
             assert_eq!(waiting.end_of_box().is_some(), ends, "signal {signal}");
         }

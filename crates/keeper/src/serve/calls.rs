@@ -1,5 +1,6 @@
 //! Answers the calls that clients make over the box's socket.
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tare_control::journal::BoxEvent;
 use tare_control::{
     Call, Channel, Exec, ExecStreams, KeeperUsage, REPORT_BYTES_MAX, Refusal, Report,
@@ -14,6 +15,10 @@ use crate::serve::Supervisor;
 const SIGTERM: i32 = 15;
 /// How many processes a keeper runs for clients at once.
 const EXECS_MAX: usize = 256;
+/// The descriptors of an exec in a machine: its client, both ends of its connection, its streams.
+const DESCRIPTORS_OF_EXEC: u64 = 6;
+/// The descriptors that a keeper with a machine needs besides.
+const OTHER_DESCRIPTORS: u64 = 128;
 
 impl Supervisor {
     /// Carries out a call and reports. Starts nothing for a client that has hung up.
@@ -65,7 +70,7 @@ impl Supervisor {
             return channel.report(&Report::Refused(Refusal::Paused));
         }
         let running = self.executions.iter().filter(|one| !one.ends_box).count();
-        let started = if running < EXECS_MAX {
+        let started = if running < self.execs_max() {
             if self.machine.is_some() {
                 return self.execute_in_machine(channel, exec);
             }
@@ -89,6 +94,15 @@ impl Supervisor {
                 }
             });
         }
+    }
+
+    /// Returns how many processes this keeper runs for clients at once: fewer in a machine, if it cannot
+    /// have as many descriptors.
+    fn execs_max(&self) -> usize {
+        let descriptors = getrlimit(Resource::Nofile).current.filter(|_| self.machine.is_some());
+        let fit = descriptors
+            .map_or(u64::MAX, |most| most.saturating_sub(OTHER_DESCRIPTORS) / DESCRIPTORS_OF_EXEC);
+        usize::try_from(fit).unwrap_or(usize::MAX).min(EXECS_MAX)
     }
 
     /// Changes the machine of the box. A box without a machine refuses that.
@@ -156,6 +170,17 @@ impl Supervisor {
             }
             None => channel.report(&Report::Refused(Refusal::NoInput)),
         }
+    }
+}
+
+/// Raises the limit on descriptors of a keeper with a machine to what its execs need, if the host allows
+/// it.
+pub fn raise_descriptor_limit() {
+    let needed = EXECS_MAX as u64 * DESCRIPTORS_OF_EXEC + OTHER_DESCRIPTORS;
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let wanted = maximum.map_or(needed, |most| most.min(needed));
+    if current.is_some_and(|current| current < wanted) {
+        setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum }).ok();
     }
 }
 

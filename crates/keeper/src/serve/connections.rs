@@ -37,44 +37,67 @@ impl Connection {
     }
 }
 
-/// Connections whose calls are not complete yet, the oldest first.
+/// How long the keeper accepts no connection after it had no descriptor for one. The listener stays
+/// readable meanwhile.
+const ACCEPT_AGAIN_NS: u64 = 50_000_000;
+
+/// Connections whose calls are not complete yet.
 #[derive(Debug, Default)]
-pub struct Connections(Vec<Connection>);
+pub struct Connections {
+    /// The oldest first.
+    open: Vec<Connection>,
+    /// Until then, no descriptor may be left for another connection.
+    full_until_ns: u64,
+}
 
 impl Connections {
     pub fn iter(&self) -> std::slice::Iter<'_, Connection> {
-        self.0.iter()
+        self.open.iter()
+    }
+
+    /// Notes that no descriptor was left for another connection.
+    pub fn pause(&mut self) {
+        self.full_until_ns = boot_ns().saturating_add(ACCEPT_AGAIN_NS);
+    }
+
+    fn is_crowded(&self) -> bool {
+        self.open.len() >= CONNECTIONS_MAX && self.open[0].crowded_until_ns() > boot_ns()
     }
 
     /// Returns whether another connection may be accepted.
     pub fn have_room(&self) -> bool {
-        self.0.len() < CONNECTIONS_MAX || self.0[0].crowded_until_ns() <= boot_ns()
+        !self.is_crowded() && self.full_until_ns <= boot_ns()
     }
 
     /// Adds a connection. If there are too many, it replaces the oldest.
     pub fn add(&mut self, connection: Connection) {
-        if self.0.len() >= CONNECTIONS_MAX {
-            self.0.remove(0);
+        if self.open.len() >= CONNECTIONS_MAX {
+            self.open.remove(0);
         }
-        self.0.push(connection);
+        self.open.push(connection);
     }
 
-    /// Returns the time at which the oldest connection has been silent for too long.
+    /// Returns the time at which the oldest connection has been silent for too long, or at which another
+    /// one may be accepted again.
     pub fn next_ns(&self) -> Option<u64> {
-        let oldest = self.0.first()?;
-        if self.have_room() { Some(oldest.until_ns()) } else { Some(oldest.crowded_until_ns()) }
+        let late_ns = |oldest: &Connection| {
+            if self.is_crowded() { oldest.crowded_until_ns() } else { oldest.until_ns() }
+        };
+        let oldest = self.open.first().map(late_ns);
+        let again = Some(self.full_until_ns).filter(|at_ns| *at_ns > boot_ns());
+        oldest.into_iter().chain(again).min()
     }
 
     /// Returns the complete calls. Drops connections that are closed, too late or malformed.
     pub fn receive(&mut self) -> Vec<(Channel, Call)> {
         let mut calls = Vec::new();
         let mut bytes = 0;
-        for mut one in std::mem::take(&mut self.0) {
+        for mut one in std::mem::take(&mut self.open) {
             match one.channel.receive_in_turn::<Versioned<Call>>(CALL_BYTES_MAX) {
                 Received::Message(call) => calls.push((one.channel, call.message)),
                 Received::Nothing if boot_ns() < one.until_ns() => {
                     bytes += one.channel.pending_bytes();
-                    self.0.push(one);
+                    self.open.push(one);
                 }
                 Received::Nothing => {}
                 // So that a client of another version of tare learns the reason.
@@ -88,11 +111,29 @@ impl Connections {
     }
 
     fn drop_largest(&mut self) -> usize {
-        let sizes = self.0.iter().map(|one| one.channel.pending_bytes());
+        let sizes = self.open.iter().map(|one| one.channel.pending_bytes());
         let Some((largest, bytes)) = sizes.enumerate().max_by_key(|(_, bytes)| *bytes) else {
             return usize::MAX;
         };
-        self.0.remove(largest);
+        self.open.remove(largest);
         bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_without_a_descriptor_for_a_client_is_not_polled_for_a_moment() {
+        let mut connections = Connections::default();
+        assert!(connections.have_room() && connections.next_ns().is_none());
+        let before_ns = boot_ns();
+        connections.pause();
+        assert!(!connections.have_room());
+        let again_ns = connections.next_ns().expect("the next turn comes by itself");
+        assert!(again_ns >= before_ns + ACCEPT_AGAIN_NS);
+        connections.full_until_ns = boot_ns();
+        assert!(connections.have_room() && connections.next_ns().is_none());
     }
 }

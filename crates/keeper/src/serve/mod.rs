@@ -384,10 +384,13 @@ impl Supervisor {
 
     fn accept(&mut self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        // If the client has given up, or no descriptor is left for the moment, the next turn tries
-        // again.
-        if let Ok(socket) = step("accept a call", || accept_with(&self.listener, flags)) {
-            self.connections.add(Connection::new(socket));
+        match step("accept a call", || accept_with(&self.listener, flags)) {
+            Ok(socket) => self.connections.add(Connection::new(socket)),
+            Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
+                self.connections.pause();
+            }
+            // The client has given up.
+            Err(_) => {}
         }
     }
 

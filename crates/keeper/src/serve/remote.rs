@@ -24,8 +24,12 @@ use crate::serve::Supervisor;
 const USAGE_WITHIN_NS: u64 = 1_000_000_000;
 /// How many clients wait for that at once. Others learn only what the host knows.
 const USAGE_CALLS_MAX: usize = 16;
-/// The most turns of the relay that deliver what a machine sent before it ended.
+/// The most turns of the relay that deliver what a machine sent before it ended, and how long they may
+/// take: the box is not ended meanwhile.
 const LAST_TURNS_MAX: usize = 1024;
+const LAST_WITHIN_NS: u64 = 200_000_000;
+/// The most memory for the requests that wait for a machine. One has 4 MiB at most.
+const WAITING_BYTES_MAX: usize = 8 << 20;
 
 /// A client that waits until the machine says what the box uses.
 #[derive(Debug)]
@@ -79,29 +83,45 @@ impl Supervisor {
         creator: &mut Channel,
         exec: Option<Exec>,
     ) -> Result<Execution, Report> {
-        let command = match exec {
+        let (exec, passed) = match exec {
             Some(exec) => {
                 let (exec, passed) = self.for_machine(creator, exec, true)?;
-                Execution::in_machine(Remote::waiting(Some(exec), passed), true)
+                (Some(exec), passed)
             }
-            None => Execution::in_machine(Remote::waiting(None, Vec::new()), true),
+            None => (None, Vec::new()),
         };
+        let about = Remote::about(exec.as_ref());
+        let exec = exec.map(|exec| Exec { timeout_ns: None, ..exec });
+        let go = Go { exec, deadline_ns: None, lease_ns: None, claim: None };
+        let first = encode(&Request::Go(Box::new(go)), CALL_BYTES_MAX).map_err(|_| malformed())?;
         launch::release_streams().map_err(Failure::into_report)?;
-        Ok(command)
+        Ok(Execution::in_machine(about.waiting(first, passed), true))
     }
 
     /// Starts another process in the machine, or makes it wait until the machine is ready.
     pub fn execute_in_machine(&mut self, mut channel: Channel, exec: Exec) {
         let outlives_client = matches!(exec.streams, ExecStreams::Log { .. });
-        match self.for_machine(&mut channel, exec, false) {
-            Ok((exec, passed)) => {
-                let mut remote = Remote::waiting(Some(exec), passed);
+        match self.remote(&mut channel, exec) {
+            Ok(mut remote) => {
                 remote.outlives_client = outlives_client;
                 self.executions.push(Execution::in_machine(remote, false).for_client(channel));
                 self.send_waiting();
             }
             Err(report) => channel.report(&report),
         }
+    }
+
+    /// Returns an exec that waits for the machine, unless too much waits for it already.
+    fn remote(&mut self, channel: &mut Channel, exec: Exec) -> Result<Remote, Report> {
+        let (exec, passed) = self.for_machine(channel, exec, false)?;
+        let about = Remote::about(Some(&exec));
+        let call = Versioned::new(Call::Exec(Exec { timeout_ns: None, ..exec }));
+        let first = encode(&call, CALL_BYTES_MAX).map_err(|_| malformed())?;
+        let waiting: usize = self.executions.iter().map(Execution::waiting_bytes).sum();
+        if waiting + first.len() > WAITING_BYTES_MAX {
+            return Err(Report::Refused(Refusal::Busy));
+        }
+        Ok(about.waiting(first, passed))
     }
 
     /// Returns an exec as the keeper in the machine gets it, with the descriptors of its streams.
@@ -114,7 +134,7 @@ impl Supervisor {
         if let ExecStreams::Terminal(_) = exec.streams {
             return Ok((exec, Vec::new()));
         }
-        let failed = |_| Report::Refused(Refusal::Malformed);
+        let failed = |_| malformed();
         let passed = match process::streams_of(client, &exec, &mut self.context, ends_box)? {
             Streams::Given(streams) => streams.into(),
             Streams::Terminal(_) => Vec::new(),
@@ -140,8 +160,9 @@ impl Supervisor {
         self.read_reports();
         let Some(machine) = &mut self.machine else { return };
         if machine.failure().is_some() {
+            let until_ns = boot_ns().saturating_add(LAST_WITHIN_NS);
             for _ in 0..LAST_TURNS_MAX {
-                if !machine.move_last() {
+                if !machine.move_last() || until_ns <= boot_ns() {
                     break;
                 }
             }
@@ -183,22 +204,11 @@ impl Supervisor {
             return;
         };
         for execution in &mut self.executions {
-            let ends_box = execution.ends_box;
-            let Some((exec, passed)) = execution.remote_mut().and_then(Remote::take_waiting) else {
+            let Some((first, passed)) = execution.remote_mut().and_then(Remote::take_waiting)
+            else {
                 continue;
             };
-            let exec = exec.map(|exec| Exec { timeout_ns: None, ..exec });
-            let first = match (ends_box, exec) {
-                (true, exec) => {
-                    let go = Go { exec, deadline_ns: None, lease_ns: None, claim: None };
-                    encode(&Request::Go(Box::new(go)), CALL_BYTES_MAX)
-                }
-                (false, Some(exec)) => encode(&Versioned::new(Call::Exec(exec)), CALL_BYTES_MAX),
-                (false, None) => continue,
-            };
-            let connected =
-                first.map_err(io::Error::other).and_then(|first| machine.connect(&first, passed));
-            match (connected, execution.remote_mut()) {
+            match (machine.connect(&first, passed), execution.remote_mut()) {
                 (Ok(channel), Some(remote)) => remote.channel = Some(channel),
                 _ => execution.refuse(Refusal::Busy),
             }
@@ -343,4 +353,8 @@ impl Supervisor {
             (_, None) => {}
         }
     }
+}
+
+fn malformed() -> Report {
+    Report::Refused(Refusal::Malformed)
 }
