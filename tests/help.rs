@@ -107,6 +107,8 @@ fn help_and_version_are_commands_too() {
         (&["help", "run"], &["run", "--help"]),
         (&["help", "ps"], &["ps", "--help"]),
         (&["help", "help"], &["help", "--help"]),
+        (&["help", "vm", "kernel"], &["vm", "kernel", "--help"]),
+        (&["help", "vm", "kernel", "use"], &["vm", "kernel", "use", "--help"]),
         (&["version"], &["--version"]),
     ] {
         let expected = tare.call(option).ok().stdout_text();
@@ -114,7 +116,8 @@ fn help_and_version_are_commands_too() {
     }
     let unknown = tare.call(["help", "rum"]).exited(2).printed("");
     unknown.said(&["unrecognized subcommand 'rum'", "did you mean run?"]);
-    tare.call(["help", "run", "ls"]).exited(2).printed("");
+    tare.call(["help", "run", "ls"]).exited(2).printed("").said(&["unexpected argument 'ls'"]);
+    tare.call(["help", "vm", "lss"]).exited(2).said(&["did you mean 'tare vm kernel ls'?"]);
 }
 
 #[test]

@@ -34,7 +34,7 @@ pub fn dispatch(args: Vec<OsString>) -> u8 {
             exit_code(printed.map(|()| DONE), |_| FAILED)
         }
         Err(error) => {
-            print_error(&usage::explain(&error, command));
+            print_error(&usage::explain(&error, &args));
             if is_run { RUN_FAILED } else { WRONG_USAGE }
         }
     }
@@ -75,7 +75,13 @@ fn perform(command: &Command, context: &Context) -> Result<u8, Error> {
         Command::Serve(args) => serve::run(args, context),
         Command::Doctor(args) => doctor::run(args, context),
         Command::Completion(args) => completion::run(args, Cli::command(), context),
-        Command::Help(args) => Ok(dispatch(args.line())),
+        Command::Help(args) => Ok(match usage::help_line(&args.command) {
+            Ok(line) => dispatch(line),
+            Err(error) => {
+                print_error(&error);
+                WRONG_USAGE
+            }
+        }),
         Command::Version(args) => Ok(dispatch(args.line())),
     }
 }

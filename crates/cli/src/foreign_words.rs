@@ -48,7 +48,7 @@ pub const COMMANDS: [(&[&str], &str); 17] = [
     (&["compose", "stack", "service"], "'tare serve' makes boxes over HTTP; tare has no compose"),
     (&["init", "setup", "install"], "nothing has to be set up; 'tare doctor' checks this host"),
     (&["healthcheck"], "'tare exec BOX -- COMMAND' runs a check in a box and exits with its code"),
-    (&["ssh", "console"], "'tare exec -it BOX bash' opens a shell in a box"),
+    (&["ssh", "console", "sh", "bash"], "'tare exec -it BOX sh' opens a shell in a box"),
 ];
 
 const NETWORK: &str = "ports of a box are not published: with --net host, the command shares the \
@@ -60,9 +60,29 @@ const NO_IMAGES: &str = "tare has no images: --rootfs DIR is an unpacked root fi
                          this machine's architecture";
 
 /// Options, the commands that they are given to, and the hint for them.
-pub const OPTIONS: [(&[&str], &[&str], &str); 26] = [
+pub const OPTIONS: [(&[&str], &[&str], &str); 31] = [
     (&["run"], &["-p", "--publish", "-P", "--publish-all", "--expose", "--port"], NETWORK),
-    (&["run"], &["--ip", "--dns", "--add-host", "--link", "--network-alias"], NETWORK),
+    (
+        &["run"],
+        &["--ip", "--dns", "--add-host", "--link", "--network-alias"],
+        "a box has only loopback; --net host shares the network of the host",
+    ),
+    (&["serve"], &["-p", "--port", "--host", "--address"], "write --listen ADDRESS:PORT"),
+    (
+        &["cp"],
+        &["-r", "-R", "-a", "-p", "--recursive", "--archive"],
+        "leave it out: cp copies directories whole",
+    ),
+    (
+        &["kill"],
+        &["-1", "-2", "-3", "-6", "-9", "-H", "-I", "-K", "-T"],
+        "'tare kill -s 9 BOX' sends signal 9, and -s HUP another one",
+    ),
+    (
+        &["update"],
+        &["--scratch", "--timeout", "--nofile", "--output-limit", "--retention", "--net"],
+        "it is fixed when the box is made; update changes --memory, --pids, --cpus and --lease",
+    ),
     (
         &["run", "update"],
         &["--restart"],
@@ -123,6 +143,11 @@ pub const OPTIONS: [(&[&str], &[&str], &str); 26] = [
         "--json prints every field, for jq",
     ),
     (&["stats"], &["--no-stream"], "leave it out: --watch repeats, and nothing else does"),
+    (
+        &["rm"],
+        &["-r", "-R", "--recursive"],
+        "leave it out: rm removes whole boxes, and -f ends those that run",
+    ),
     (
         &["rm"],
         &["-v", "--volumes"],

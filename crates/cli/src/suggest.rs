@@ -38,6 +38,21 @@ const COMMAND_WORDS: [(&str, &str); 25] = [
     ("daemon", "serve"),
 ];
 
+/// Words for kernels of machines, and the command below `tare vm` that does it.
+const KERNEL_WORDS: [(&str, &str); 11] = [
+    ("add", "use"),
+    ("install", "use"),
+    ("import", "use"),
+    ("load", "use"),
+    ("pull", "fetch"),
+    ("download", "fetch"),
+    ("get", "fetch"),
+    ("list", "ls"),
+    ("select", "choose"),
+    ("remove", "rm"),
+    ("delete", "rm"),
+];
+
 /// Options of other tools, and the options that do the same.
 const OPTION_WORDS: [(&str, &str); 15] = [
     ("--mem", "--memory"),
@@ -69,6 +84,30 @@ pub fn command(tare: &Command, word: &str) -> Option<String> {
     nearest(word, names.chain(COMMAND_WORDS)).map(did_you_mean)
 }
 
+/// A hint for a word that is not a command below `above`, whose path is `tare vm`. The command may be
+/// one level further down.
+pub fn below(above: &Command, path: &str, word: &str) -> Option<String> {
+    let paths = paths_below(above, path);
+    let own = paths.iter().map(|(name, path)| (*name, path.as_str()));
+    let known = KERNEL_WORDS.into_iter().filter_map(|(word, to)| {
+        let (_, path) = paths.iter().find(|(name, _)| *name == to)?;
+        Some((word, path.as_str()))
+    });
+    nearest(word, own.chain(known)).map(|path| did_you_mean(&format!("'{path}'")))
+}
+
+/// The commands of each level below `above`, each with its whole path.
+fn paths_below<'a>(above: &'a Command, path: &str) -> Vec<(&'a str, String)> {
+    let mut found = Vec::new();
+    for command in above.get_subcommands() {
+        let path = format!("{path} {}", command.get_name());
+        let below = paths_below(command, &path);
+        found.push((command.get_name(), path));
+        found.extend(below);
+    }
+    found
+}
+
 fn did_you_mean(nearest: &str) -> String {
     format!("did you mean {nearest}?")
 }
@@ -81,6 +120,9 @@ pub fn option(command: &Command, word: &str) -> Option<String> {
     });
     if let Some((_, _, hint)) = foreign {
         return Some(format!("{hint};"));
+    }
+    if command.get_name() == "serve" && !word.starts_with('-') {
+        return Some("-c FILE names the configuration;".to_owned());
     }
     let longs = command.get_arguments().filter_map(|it| it.get_long());
     let options: Vec<String> = longs.map(|it| format!("--{it}")).collect();
@@ -161,6 +203,11 @@ mod tests {
         let tare = tare();
         for (word, to) in COMMAND_WORDS {
             assert!(tare.find_subcommand(to).is_some() && tare.find_subcommand(word).is_none());
+        }
+        let vm = tare.find_subcommand("vm").unwrap();
+        for (word, to) in KERNEL_WORDS {
+            let hint = did_you_mean(&format!("'tare vm kernel {to}'"));
+            assert_eq!(below(vm, "tare vm", word), Some(hint), "{word}");
         }
         let run = tare.find_subcommand("run").unwrap();
         for (word, _) in OPTION_WORDS {

@@ -5,8 +5,8 @@
 use std::error::Error as _;
 use std::ffi::{OsStr, OsString};
 
-use clap::CommandFactory;
 use clap::error::{ContextKind, ContextValue, ErrorKind as Clap};
+use clap::{Command, CommandFactory};
 use tare_engine::Error;
 use tare_engine::spec::shown::quoted;
 
@@ -16,38 +16,86 @@ use crate::suggest;
 /// Returns the first word that is neither an option nor the value of one. This works even if the
 /// command line does not parse.
 pub fn command_of(args: &[OsString]) -> Option<&OsStr> {
+    words_of(args).next()
+}
+
+/// The words that are neither options nor the value of a global one.
+fn words_of(args: &[OsString]) -> impl Iterator<Item = &OsStr> {
     let mut words = args.iter().skip(1);
-    while let Some(word) = words.next() {
-        match word.to_str() {
-            Some("--state-root") => {
-                words.next();
+    std::iter::from_fn(move || {
+        while let Some(word) = words.next() {
+            match word.to_str() {
+                Some("--state-root") => {
+                    words.next();
+                }
+                Some(option) if option.starts_with('-') => {}
+                Some(_) | None => return Some(word.as_os_str()),
             }
-            Some(option) if option.starts_with('-') => {}
-            Some(_) | None => return Some(word),
+        }
+        None
+    })
+}
+
+/// A command of tare that words name.
+struct Named<'a> {
+    command: &'a Command,
+    /// The command with those above it: `tare vm kernel`.
+    path: String,
+    /// The first word after the command.
+    next: Option<&'a OsStr>,
+}
+
+fn named<'a>(tare: &'a Command, mut words: impl Iterator<Item = &'a OsStr>) -> Named<'a> {
+    let mut named = Named { command: tare, path: "tare".to_owned(), next: words.next() };
+    while let Some(found) = named.next.and_then(|word| named.command.find_subcommand(word)) {
+        let path = format!("{} {}", named.path, found.get_name());
+        named = Named { command: found, path, next: words.next() };
+    }
+    named
+}
+
+/// Returns the command line that prints the help of the command that the words name. A command
+/// without commands below it would take `--help` after another word for its own.
+pub fn help_line(words: &[OsString]) -> Result<Vec<OsString>, Error> {
+    let mut tare = Cli::command();
+    tare.build();
+    let Named { command, path, next } = named(&tare, words.iter().map(OsString::as_os_str));
+    match next {
+        Some(word) if !command.has_subcommands() => {
+            let word = quoted(word);
+            Err(Error::bad_request(format!("unexpected argument {word} found"))
+                .with_hint("try 'tare help --help'"))
+        }
+        next => {
+            let words = path.split(' ').map(OsString::from).chain(next.map(OsStr::to_owned));
+            Ok(words.chain(["--help".into()]).collect())
         }
     }
-    None
 }
 
 /// Returns the error that tare prints for `error`, with a suggestion and the help to read.
-pub fn explain(error: &clap::Error, command: Option<&OsStr>) -> Error {
+pub fn explain(error: &clap::Error, args: &[OsString]) -> Error {
     if let Some(refused) = refused_value(error) {
         return refused;
     }
     let mut tare = Cli::command();
     tare.build();
-    let command = command.and_then(|word| tare.find_subcommand(word));
-    let help = match command {
-        Some(command) => format!("try 'tare {} --help'", command.get_name()),
-        None => "try 'tare --help'".to_owned(),
-    };
+    let Named { command, path, .. } = named(&tare, words_of(args));
+    let help = format!("try '{path} --help'");
     let word = |kind| texts(error, kind).into_iter().next();
     let unknown_command = word(ContextKind::InvalidSubcommand);
     let unknown_option =
         word(ContextKind::InvalidArg).filter(|_| error.kind() == Clap::UnknownArgument);
     let suggestion = match (unknown_command, unknown_option) {
-        (Some(word), _) => suggest::command(&tare, &word),
-        (None, Some(word)) => suggest::option(command.unwrap_or(&tare), &word),
+        (Some(word), _) if path == "tare" => suggest::command(&tare, &word),
+        (Some(word), _) => suggest::below(command, &path, &word),
+        (None, Some(word)) => suggest::option(command, &word),
+        (None, None) if error.kind() == Clap::ArgumentConflict => {
+            let is_receipt = |kind| texts(error, kind).iter().any(|it| flag_of(it) == "--receipt");
+            let has_receipt = [ContextKind::InvalidArg, ContextKind::PriorArg].map(is_receipt);
+            let detached = "'tare receipt BOX' shows that of a detached box after its removal;";
+            has_receipt.contains(&true).then(|| detached.to_owned())
+        }
         (None, None) => {
             let value = word(ContextKind::InvalidValue);
             value.and_then(|value| suggest::value(&value, &texts(error, ContextKind::ValidValue)))
@@ -117,10 +165,11 @@ fn any_of(word: &str) -> String {
     flags.join(" or ")
 }
 
-/// `--memory` of `--memory <SIZE>`, `COMMAND` of `<COMMAND>...`.
+/// `--memory` of `--memory <SIZE>`, `--receipt` of `--receipt[=<FILE>]`, `COMMAND` of `<COMMAND>...`.
 fn flag_of(argument: &str) -> &str {
-    let flag = argument.split(' ').next().unwrap_or(argument);
-    flag.trim_end_matches("...").trim_matches(['<', '>', '[', ']'])
+    let flag = argument.trim_start_matches(['<', '[']);
+    let flag = flag.split([' ', '=', '[', ']', '>']).next().unwrap_or(flag);
+    flag.trim_end_matches("...")
 }
 
 fn texts(error: &clap::Error, kind: ContextKind) -> Vec<String> {
@@ -140,7 +189,7 @@ mod tests {
     fn refusal(line: &[&str]) -> String {
         let args: Vec<OsString> = line.iter().map(OsString::from).collect();
         let error = Cli::try_parse_from(&args).unwrap_err();
-        sentence(&explain(&error, command_of(&args)))
+        sentence(&explain(&error, &args))
     }
 
     #[test]
@@ -207,8 +256,71 @@ mod tests {
                 &["tare", "doctor", "x\n"],
                 "unexpected argument 'x\\n' found (try 'tare doctor --help')",
             ),
+            (
+                &["tare", "run", "-d", "--receipt", "--", "true"],
+                "--detach cannot be used with --receipt ('tare receipt BOX' shows that of a \
+                 detached box after its removal; try 'tare run --help')",
+            ),
         ] {
             assert_eq!(refusal(line), expected);
+        }
+    }
+
+    #[test]
+    fn a_command_below_another_is_named_as_a_whole() {
+        for (line, expected) in [
+            (
+                &["tare", "vm", "ls"][..],
+                "unrecognized subcommand 'ls' (did you mean 'tare vm kernel ls'? try 'tare vm --help')",
+            ),
+            (
+                &["tare", "vm", "fetch"],
+                "unrecognized subcommand 'fetch' (did you mean 'tare vm kernel fetch'? try 'tare vm \
+                 --help')",
+            ),
+            (
+                &["tare", "vm", "kernels", "ls"],
+                "unrecognized subcommand 'kernels' (did you mean 'tare vm kernel'? try 'tare vm \
+                 --help')",
+            ),
+            (
+                &["tare", "vm", "kernel", "install", "x"],
+                "unrecognized subcommand 'install' (did you mean 'tare vm kernel use'? try 'tare vm \
+                 kernel --help')",
+            ),
+            (
+                &["tare", "vm", "kernel", "pull"],
+                "unrecognized subcommand 'pull' (did you mean 'tare vm kernel fetch'? try 'tare vm \
+                 kernel --help')",
+            ),
+            (
+                &["tare", "vm", "--state-root", "/s", "kernel", "use", "--nme", "x", "y"],
+                "unexpected argument '--nme' found (did you mean --name? try 'tare vm kernel use \
+                 --help')",
+            ),
+            (&["tare", "vm", "kernel", "rm"], "NAME is missing (try 'tare vm kernel rm --help')"),
+            (&["tare", "vm"], "COMMAND is missing (try 'tare vm --help')"),
+        ] {
+            assert_eq!(refusal(line), expected);
+        }
+    }
+
+    /// Words that are no option of the command, and what the hint for them names.
+    #[test]
+    fn what_other_commands_take_leads_to_the_way_of_tare() {
+        for (line, expected) in [
+            (&["tare", "cp", "-r", "x", "web:/work"][..], "copies directories whole"),
+            (&["tare", "cp", "-a", "x", "web:/work"], "copies directories whole"),
+            (&["tare", "kill", "-9", "web"], "'tare kill -s 9 BOX'"),
+            (&["tare", "update", "--scratch", "9m", "web"], "fixed when the box is made"),
+            (&["tare", "rm", "-rf", "web"], "-f ends"),
+            (&["tare", "sh", "web"], "'tare exec -it BOX sh'"),
+            (&["tare", "serve", "tare.toml"], "-c FILE"),
+            (&["tare", "serve", "--port", "80"], "--listen ADDRESS:PORT"),
+            (&["tare", "run", "--dns", "1.1.1.1", "true"], "only loopback"),
+        ] {
+            let said = refusal(line);
+            assert!(said.contains(expected), "{said}");
         }
     }
 

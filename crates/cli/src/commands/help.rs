@@ -9,8 +9,8 @@ use clap::Args;
 /// The same as 'tare --help' and 'tare COMMAND --help'.
 #[derive(Debug, Args)]
 pub struct HelpArgs {
-    /// The command whose help is wanted
-    command: Option<OsString>,
+    /// The command whose help is wanted, such as run, or vm kernel use
+    pub command: Vec<OsString>,
 }
 
 /// Show the version of tare
@@ -18,14 +18,6 @@ pub struct HelpArgs {
 /// The same as 'tare --version'.
 #[derive(Debug, Args)]
 pub struct VersionArgs {}
-
-impl HelpArgs {
-    /// The command line that prints the help.
-    pub fn line(&self) -> Vec<OsString> {
-        let command = self.command.iter().cloned();
-        ["tare".into()].into_iter().chain(command).chain(["--help".into()]).collect()
-    }
-}
 
 impl VersionArgs {
     /// The command line that prints the version.

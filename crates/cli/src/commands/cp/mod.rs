@@ -43,7 +43,8 @@ Examples:
   tare cp web:/work - | tar t           a tar stream
   tar c src | tare cp - web:/work
 
-BOX:PATH is a path in a box, from its root. Write a host path with a colon as ./a:b.
+BOX:PATH is a path in a box, from its root. Write a host path with a colon as ./a:b,
+and one that begins with a dash as ./-a.
 If DST is a directory, SRC is copied into it. Otherwise SRC is copied as DST, whose
 directory must exist. Symlinks are copied as symlinks. Sockets, fifos, devices and
 unreadable files are left out: the rest is copied, and the exit code is 1. The box must
@@ -54,11 +55,11 @@ be running. Of a box that has ended, only the files that --keep has kept can be 
 #[command(after_help = EXAMPLES)]
 pub struct CpArgs {
     /// BOX:PATH, a path of the host, or - for a tar stream from stdin
-    #[arg(value_name = "SRC", value_parser = place(), allow_hyphen_values = true)]
+    #[arg(value_name = "SRC", value_parser = place())]
     source: CopyPath,
 
     /// BOX:PATH, a path of the host, or - for a tar stream to stdout
-    #[arg(value_name = "DST", value_parser = place(), allow_hyphen_values = true)]
+    #[arg(value_name = "DST", value_parser = place())]
     destination: CopyPath,
 }
 
@@ -72,18 +73,18 @@ pub fn run(args: &CpArgs, context: &Context) -> Result<u8, Error> {
     match (&args.source, &args.destination) {
         (CopyPath::Host(source), CopyPath::Box { reference, path }) => {
             let source = Source::open(source)?;
-            put(&source, path, open_in(context, reference, path)?)?;
+            copy_in(context, reference, path, |copying| put(&source, path, copying))?;
         }
         (CopyPath::Stream, CopyPath::Box { reference, path }) => {
-            stream_in(path, open_in(context, reference, path)?)?;
+            copy_in(context, reference, path, |copying| stream_in(path, copying))?;
         }
         (CopyPath::Box { reference, path }, CopyPath::Host(destination)) => {
             let destination = Destination::look(destination)?;
-            get(path, &destination, open_out(context, reference, path)?)?;
+            copy_out(context, reference, path, |copying| get(path, &destination, copying))?;
         }
         (CopyPath::Box { reference, path }, CopyPath::Stream) => {
             refuse_terminal()?;
-            stream_out(open_out(context, reference, path)?)?;
+            copy_out(context, reference, path, stream_out)?;
         }
         (CopyPath::Box { .. }, CopyPath::Box { .. }) => {
             let hint = "copy through a stream: tare cp A:/x - | tare cp - B:/y";
@@ -102,16 +103,26 @@ fn wrong_usage(message: &str, hint: &str) -> u8 {
     WRONG_USAGE
 }
 
-/// Begins a copy into a box.
-fn open_in(context: &Context, reference: &str, path: &Path) -> Result<Copy, Error> {
+/// Copies into a box.
+fn copy_in(
+    context: &Context,
+    reference: &str,
+    path: &Path,
+    copy: impl FnOnce(Copy) -> Result<(), Error>,
+) -> Result<(), Error> {
     let engine = context.engine(Purpose::Use)?;
-    on_box(&engine, reference, |id| engine.copy_in(id, path))
+    on_box(&engine, reference, |id| copy(engine.copy_in(id, path)?))
 }
 
-/// Begins a copy out of a box.
-fn open_out(context: &Context, reference: &str, path: &Path) -> Result<Copy, Error> {
+/// Copies out of a box.
+fn copy_out(
+    context: &Context,
+    reference: &str,
+    path: &Path,
+    copy: impl FnOnce(Copy) -> Result<(), Error>,
+) -> Result<(), Error> {
     let engine = context.engine(Purpose::Use)?;
-    on_box(&engine, reference, |id| engine.copy_out(id, path))
+    on_box(&engine, reference, |id| copy(engine.copy_out(id, path)?))
 }
 
 fn put(source: &Source<'_>, path: &Path, copying: Copy) -> Result<(), Error> {

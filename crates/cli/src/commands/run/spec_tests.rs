@@ -41,7 +41,7 @@ pub fn request(words: &[&str]) -> RunPlan {
 fn refusal(words: &[&str]) -> String {
     let error = match Cli::try_parse_from(line(words)) {
         Ok(_) => plan(&args(words), &caller()).unwrap_err(),
-        Err(error) => usage::explain(&error, Some("run".as_ref())),
+        Err(error) => usage::explain(&error, &["tare".into(), "run".into()]),
     };
     assert_eq!(crate::exit::run_code(&error), 125);
     sentence(&error)
