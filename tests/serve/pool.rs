@@ -594,10 +594,12 @@ fn a_module_that_cannot_be_preloaded_is_reported_once_and_calls_start_cold() {
     assert_eq!(failures(), 1, "{}", server.log());
     let why = "cannot import no_such_module: ModuleNotFoundError: No module named 'no_such_module'";
     assert!(server.log().contains(why), "{}", server.log());
+    assert!(!server.log().contains("in its box instead"), "{}", server.log());
     server.stop();
     let (_directory, path) = configured(&format!("{config}start = 'at start'\n"));
     let refused = tare.call(["serve", "--listen", "127.0.0.1:0", "--config", &path]);
-    assert!(refused.code != 0 && refused.stderr_text().contains("no_such_module"), "{refused:?}");
+    assert!(refused.code != 0 && refused.stderr_text().contains(why), "{refused:?}");
+    assert!(!refused.stderr_text().contains("in its box instead"), "{refused:?}");
 }
 
 #[test]

@@ -355,6 +355,13 @@ impl Limits {
             let message = format!("[limits] {name} = {default} is above {name}_max = {max}");
             return Err(Error::bad_request(message).with_hint("lower the one, or raise the other"));
         }
+        let (max, least) = (self.memory_max.0, quantity::MEMORY_BYTES_MIN);
+        if max < least {
+            let [max, least] = [max, least].map(quantity::show_bytes);
+            let message =
+                format!("[limits] memory_max = {max} is less than the {least} that a box needs");
+            return Err(Error::bad_request(message).with_hint("raise it"));
+        }
         self.check_counts()
     }
 
@@ -377,11 +384,34 @@ impl Limits {
 
 /// Returns a TOML error as one line with its place. The crate's own message has several lines.
 fn in_a_line(text: &str, error: &toml::de::Error) -> String {
-    let what = in_plain_words(&error.message().replace('\n', ", "));
+    let what = error.message().replace('\n', ", ");
     let before = error.span().and_then(|span| text.get(..span.start));
-    match before.map(|before| before.split('\n')) {
-        Some(lines) => format!("line {}: {what}", lines.count()),
-        None => what,
+    match before.map(|before| before.split('\n').count()) {
+        Some(number) => {
+            let line = text.split('\n').nth(number - 1).unwrap_or_default();
+            format!("line {number}: {}", in_words_of_toml(&what, line))
+        }
+        None => in_words_of_toml(&what, ""),
+    }
+}
+
+/// Says what to write instead, where serde says what it expected. `line` is where it found something else.
+fn in_words_of_toml(what: &str, line: &str) -> String {
+    let found = what.strip_prefix("invalid type: ");
+    let found = found.and_then(|it| it.strip_suffix(", expected a sequence"));
+    let table = line.trim().strip_prefix('[').and_then(|it| it.split(']').next());
+    match (found, table) {
+        (Some("map"), Some(name)) => {
+            format!("[{name}] is one table, expected a list: write [[{name}]]")
+        }
+        (Some(found), _) => match found.strip_prefix("string ") {
+            Some(text) => format!("expected a list: write [{text}]"),
+            None => format!("invalid type: {found}, expected a list: write [ and ] around it"),
+        },
+        (None, _) if what == "missing field `sha256`" => {
+            format!("{what}, which is the output of: printf %s KEY | sha256sum")
+        }
+        (None, _) => in_plain_words(what),
     }
 }
 
@@ -418,6 +448,14 @@ mod tests {
         );
         assert!(said("[files]\nfile_bytes = 1").ends_with("such as \"512m\""));
         assert!(said("listen =\n").starts_with("line 1: "));
+        for (text, wanted) in [
+            ("[keys]\nname = 'a'", "line 1: [keys] is one table, expected a list: write [[keys]]"),
+            ("[hooks]\ncommand = '/x'", "line 2: expected a list: write [\"/x\"]"),
+            ("[pool.python]\npreload = 'numpy'", "line 2: expected a list: write [\"numpy\"]"),
+        ] {
+            assert_eq!(said(text), wanted);
+        }
+        assert!(said("[[keys]]\nname = 'a'").ends_with("printf %s KEY | sha256sum"));
         assert!(!said("[[keys]\nname = 'a\n").contains('\n'));
     }
 
@@ -434,11 +472,15 @@ mod tests {
     }
 
     #[test]
-    fn a_default_above_its_maximum_is_refused() {
+    fn a_maximum_below_its_default_or_below_the_least_is_refused() {
         for (limits, said) in [
             ("timeout = '20m'", "[limits] timeout = 20m is above timeout_max = 10m"),
             ("timeout_max = '10s'", "[limits] timeout = 30s is above timeout_max = 10s"),
             ("lease = '60d'", "[limits] lease = 60d is above lease_max = 30d"),
+            (
+                "memory_max = '1m'",
+                "[limits] memory_max = 1 MiB is less than the 6 MiB that a box needs",
+            ),
         ] {
             let config: Config = toml::from_str(&format!("[limits]\n{limits}")).expect("TOML");
             assert_eq!(config.check().expect_err(limits).to_string(), said);

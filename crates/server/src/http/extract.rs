@@ -162,6 +162,10 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ServiceError> {
             "command" if why.starts_with("invalid type: string") => {
                 invalid("command: expected a list of strings, such as [\"ls\", \"-la\"]")
             }
+            // serde_json does not say which texts an enum accepts.
+            "warm" if why.starts_with("expected value ") => {
+                invalid("warm: expected one of \"any\", \"clone\", \"fresh\", \"off\"")
+            }
             path => invalid(&format!("{path}: {why}")),
         }
     })?;
@@ -181,6 +185,7 @@ mod tests {
 
     use super::*;
     use crate::error::Kind;
+    use crate::work::request::run::WarmWish;
 
     #[derive(Debug, Deserialize)]
     #[serde(deny_unknown_fields)]
@@ -188,6 +193,8 @@ mod tests {
     struct Body {
         command: Vec<String>,
         env: Option<BTreeMap<String, String>>,
+        #[serde(default)]
+        warm: WarmWish,
     }
 
     fn refusal(text: &str) -> String {
@@ -203,6 +210,10 @@ mod tests {
         assert!(refusal(r#"{"command":[],"env":{"A":null}}"#).contains("env.A"));
         assert!(refusal(r#"{"command":[],"commnad":1}"#).contains("commnad"));
         assert!(refusal(r#"{"command":[],"command":[]}"#).contains("duplicate field"));
+        let warm = refusal(r#"{"command":[],"warm":true}"#);
+        assert_eq!(warm, r#"warm: expected one of "any", "clone", "fresh", "off""#);
+        let unknown = refusal(r#"{"command":[],"warm":"x"}"#).replace('`', "\"");
+        assert!(unknown.contains(warm.trim_start_matches("warm: ")), "{unknown}");
         assert!(refusal("{}").contains("missing field `command`"));
         assert!(refusal("[]").contains("expected an object"));
         assert!(refusal("{bad").starts_with("key must be a string"));

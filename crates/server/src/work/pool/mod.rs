@@ -525,11 +525,13 @@ impl Service {
             return Err(error);
         }
         self.set_source(number, Source::Started);
+        // If both fail, the template says more: which module it could not import.
+        let Ok(made) = make(None).await else { return Err(error) };
         if self.is_first_failure(number) {
             let why = format!("{}; each Python is started in its box instead", whole(&error));
             self.note_failure(shape.pool, &why);
         }
-        make(None).await
+        Ok(made)
     }
 
     /// Logs why boxes cannot be made ahead. If the operator has not asked for the pool, this is not
