@@ -46,6 +46,9 @@ fn a_detached_box_whose_machine_boots_ends_at_once_when_a_command_ends_it() {
         (&["kill", "slow"], "killed by 'tare kill'", "killed"),
     ] {
         let creator = liars.booting("forever()", &["--", "true"]);
+        for refused in [&["pause", "slow"][..], &["update", "--pids", "9", "slow"]] {
+            liars.tare.call(refused).exited(1).said(&["box slow: its machine boots"]);
+        }
         let began = Instant::now();
         liars.tare.call(args).ok();
         assert!(began.elapsed() < AT_ONCE, "{args:?}: {:?}", began.elapsed());

@@ -307,6 +307,12 @@ fn cp_names_a_destination_that_is_read_only_or_too_small() {
     for place in ["/usr/file", "/etc/file", "/proc/file", "/file"] {
         copy(&tare, &file, format!("a:{place}")).exited(1).said(&[place]);
     }
+    let refused = copy(&tare, &file, "a:/usr/file").exited(1);
+    assert_eq!(
+        refused.stderr_text(),
+        "tare: box a did not copy: cannot write to /usr/file: Read-only file system (/work and \
+         /tmp are writable)\n"
+    );
     let large = directory.write("large", vec![b'x'; 32 << 20]);
     copy(&tare, large, "a:/work/large").exited(1).said(&["large", "No space left", "--scratch"]);
     assert_eq!(inside(&tare, "echo alive"), "alive\n");

@@ -96,7 +96,7 @@ pub fn peak_kib(pid: u32) -> u64 {
 #[test]
 fn a_machine_that_does_not_boot_properly_is_one_error() {
     let liars = liars!("2s");
-    let [late, other, ended] = ["did not answer in time", "not this tare's", "its monitor ended"];
+    let [late, other, ended] = ["did not answer within", "not this tare's", "its monitor ended"];
     let unmade = "it could not be set up";
     for (lie, why) in [
         ("forever()", late),

@@ -302,7 +302,7 @@ fn a_timeout_counts_from_the_start_of_the_command_and_memory_ends_only_the_comma
 fn a_machine_that_does_not_start_is_one_error_with_its_reason_and_leaves_nothing() {
     let machines = machines!();
     let late = machines.start_with(&[("TARE_VM_BOOT", "50ms")], &["--", "true"]);
-    late.wait().exited(125).said(&["the machine did not start", "did not answer in time"]);
+    late.wait().exited(125).said(&["the machine did not start", "did not answer within"]);
     let directory = &machines.directory;
     let ends = directory.write("ends", "#!/bin/sh\ncase $1 in --version) echo 'QEMU emulator version 7.2.0';;\n-accel) echo tcg;; *) echo 'no such thing' >&2; exit 1;; esac\n");
     executable(&ends);
@@ -361,7 +361,9 @@ fn wrong_requests_for_machines_are_refused_with_a_hint() {
     refused(&[("TARE_VM_MONITOR", "/bin/true")], &vm, &["/bin/true is not QEMU"]);
     refused(&[("PATH", "/nothing")], &vm, &[QEMU, "qemu-system-x86"]);
     if has_program(QEMU) {
-        refused(&[], &vm, &["no kernel is chosen", "tare vm kernel fetch"]);
+        let none = directory.join("none");
+        let mentions = [none.to_str().unwrap(), "TARE_VM_DIR", "tare vm kernel fetch"];
+        refused(&[], &vm, &[&["no kernel is chosen"], &mentions[..]].concat());
         refused(&[], &with(&["--kernel", "x"]), &["no kernel 'x'", "tare vm kernel ls"]);
     }
 }

@@ -85,8 +85,8 @@ fn stop_kill_and_rm_make_one_receipt_together() {
         let (id, look) = started(&tare, &["--name", &name]);
         tare.call(end.iter().chain(&[&*id])).ok();
         // The record is left, and everything else is gone.
-        let refused = tare.call(["receipt", &id]).exited(1);
-        refused.said(&["is not removed, so it has no receipt"]);
+        let refused = tare.call(["receipt", &name]).exited(1);
+        refused.said(&[&format!("box {name} is not removed, so it has no receipt")]);
         let ended = boot_ns();
         let receipt = removed(&tare, &["rm", "--json", &id]);
         look.agrees(&tare, &receipt, before);

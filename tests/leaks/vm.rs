@@ -187,7 +187,7 @@ fn every_command_sees_it(machines: &Machines, id: &str, monitor: i32) {
 fn failed_boots_spare_it(machines: &Machines, id: &str) {
     let tare = &machines.tare;
     let before = (tare.footprint(), tare.record_files(id));
-    for (name, why) in [("a", "taken"), ("b", "did not answer in time")] {
+    for (name, why) in [("a", "taken"), ("b", "did not answer within")] {
         let args = ["run", "-d", "--driver", "vm", "--accel", "tcg", "--name", name, "--", "true"];
         let mut command = machines.command(&args);
         command.env("TARE_VM_BOOT", "50ms").stdin(std::process::Stdio::null());

@@ -1,5 +1,7 @@
 //! Turns hints of the engine into text that names commands and options.
 
+use std::path::Path;
+
 use tare_engine::{Hint, LimitName};
 
 pub fn words(hint: &Hint) -> String {
@@ -59,7 +61,7 @@ pub fn words(hint: &Hint) -> String {
         Hint::MoreMemoryInNewBox => "make a new box with --memory",
         Hint::NativeDriver => "use --driver native",
         Hint::InstallEmulator => "install qemu-system-x86, or use --accel kvm",
-        Hint::FetchKernel => "'tare vm kernel fetch' downloads one",
+        Hint::FetchKernel(directory) => return fetch_kernel(directory),
         Hint::ListKernels => "'tare vm kernel ls' lists all",
         Hint::SeeProcesses => "try again later; 'tare inspect' names its processes",
         Hint::AskForReceipt => {
@@ -77,6 +79,13 @@ pub fn words(hint: &Hint) -> String {
 fn options(limits: &[LimitName]) -> String {
     let options: Vec<&str> = limits.iter().copied().map(option).collect();
     options.join(" or ")
+}
+
+fn fetch_kernel(directory: &Path) -> String {
+    let directory = directory.display();
+    format!(
+        "'tare vm kernel fetch' downloads one into {directory}; TARE_VM_DIR names another directory"
+    )
 }
 
 fn option(limit: LimitName) -> &'static str {

@@ -471,7 +471,7 @@ impl Engine {
         let sees = |tenant: Option<&Tenant>| scope.sees(tenant);
         match self.find_present(scope, reference)? {
             Some(id) if !self.cleaned().contains(&id) => {
-                let message = format!("box {id} is not removed, so it has no receipt");
+                let message = format!("box {reference} is not removed, so it has no receipt");
                 Err(Error::conflict(message).with_hint("a receipt is made when the box is removed"))
             }
             Some(id) => history::receipt(&self.root, id.as_str(), &sees),

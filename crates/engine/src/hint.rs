@@ -3,6 +3,8 @@
 //! Most advice is the same for every caller. Advice that names a command or an option is a variant
 //! of its own: the command line and each API have their own words for it.
 
+use std::path::Path;
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Hint {
     /// Advice without commands and options.
@@ -81,8 +83,8 @@ pub enum Hint {
     NativeDriver,
     /// Install a monitor that emulates processors, or use the host's.
     InstallEmulator,
-    /// Choose a kernel for machines: it can be downloaded.
-    FetchKernel,
+    /// Add a kernel to this directory of the host, which clients of a server do not get to see.
+    FetchKernel(Box<Path>),
     /// See which kernels for machines there are.
     ListKernels,
     /// The box is as before: see what its processes wait for, and try again.

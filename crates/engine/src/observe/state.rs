@@ -190,7 +190,10 @@ impl Observation {
 
     /// Returns an error if the box does not accept the request in its state.
     pub fn check(&self, id: &BoxId, request: Request) -> Result<(), Error> {
-        check(id, request, self.state())
+        let refused = |error: Error| {
+            if self.is_booting() { error.caused_by("its machine boots") } else { error }
+        };
+        check(id, request, self.state()).map_err(refused)
     }
 
     /// What tare must do about the box at this time of the boot clock.

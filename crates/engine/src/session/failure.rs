@@ -11,6 +11,7 @@ use tare_kernel::spawn::SpawnStep;
 
 use crate::error::{BootFailure, Error, ErrorKind, Hint, LimitName};
 use crate::host::obstacle::{self, FailedStep};
+use crate::spec::quantity;
 use crate::spec::shown::{escaped, quoted};
 
 /// How long a box may take to start its command. A file system that does not answer must not block
@@ -47,12 +48,12 @@ pub fn birth(step: SpawnStep, error: io::Error) -> Error {
     Error::failed(doing).caused_by(error).with_hint(hint)
 }
 
-/// Returns the error for a box that could not be made.
-pub fn setup(step: SetupStep, subject: &str, errno: i32) -> Error {
+/// Returns the error for a box that could not be made. `boot_within` is the deadline of its machine.
+pub fn setup(step: SetupStep, subject: &str, errno: i32, boot_within: Duration) -> Error {
     let kind = if step == SetupStep::Volume { ErrorKind::BadRequest } else { ErrorKind::Failed };
     let doing = setup_message(step, &escaped(subject));
     if step == SetupStep::Boot {
-        return boot(doing, subject, errno);
+        return boot(doing, subject, errno, boot_within);
     }
     let error = Error::new(kind, doing);
     if step == SetupStep::Volume && errno == Errno::LOOP.raw_os_error() {
@@ -69,7 +70,7 @@ pub fn setup(step: SetupStep, subject: &str, errno: i32) -> Error {
 }
 
 /// The subject is what the machine and its monitor printed last.
-fn boot(doing: String, printed: &str, errno: i32) -> Error {
+fn boot(doing: String, printed: &str, errno: i32, within: Duration) -> Error {
     let lines: Vec<String> = printed.lines().map(escaped).filter(|it| !it.is_empty()).collect();
     let last = if lines.is_empty() {
         "it printed nothing".to_owned()
@@ -79,13 +80,14 @@ fn boot(doing: String, printed: &str, errno: i32) -> Error {
     // A machine may report any number, so the number is compared and not converted.
     let is = |known: Errno| known.raw_os_error() == errno;
     let (failure, why) = if is(Errno::TIMEDOUT) {
-        (BootFailure::Timeout, "its keeper did not answer in time")
+        let within = quantity::show_duration(within);
+        (BootFailure::Timeout, format!("its keeper did not answer within {within}"))
     } else if is(Errno::PROTO) {
-        (BootFailure::Protocol, "its first process is not this tare's")
+        (BootFailure::Protocol, "its first process is not this tare's".to_owned())
     } else if is(Errno::CHILD) || is(Errno::PIPE) {
-        (BootFailure::MonitorEnded, "its monitor ended")
+        (BootFailure::MonitorEnded, "its monitor ended".to_owned())
     } else {
-        (BootFailure::Setup, "it could not be set up")
+        (BootFailure::Setup, "it could not be set up".to_owned())
     };
     let hint = match failure {
         BootFailure::Timeout => Hint::MoreTimeToBoot,

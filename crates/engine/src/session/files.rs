@@ -425,6 +425,7 @@ fn cannot_copy(id: &BoxId, errno: Option<i32>, what: String) -> Error {
     };
     match error.errno() {
         Some(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => error.with_hint(Hint::MoreScratch),
+        Some(Errno::ROFS) => error.with_hint("/work and /tmp are writable"),
         Some(_) | None => error,
     }
 }

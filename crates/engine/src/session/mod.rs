@@ -405,7 +405,7 @@ impl Session {
             }
             Report::Ended(end) => Event::Ended(end),
             Report::SetupFailed { step, subject, errno } => {
-                Event::Failed(failure::setup(step, &subject, errno))
+                Event::Failed(failure::setup(step, &subject, errno, self.observed.boot_within))
             }
             Report::LaunchFailed { step, errno } => {
                 let subject = LaunchSubject {

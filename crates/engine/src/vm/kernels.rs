@@ -223,7 +223,7 @@ impl Kernels {
             Some(name) => self.find(name)?,
             None => self.chosen()?.ok_or_else(|| {
                 Error::new(ErrorKind::Unsupported, "no kernel is chosen for machines")
-                    .with_hint(Hint::FetchKernel)
+                    .with_hint(Hint::FetchKernel(self.path.as_path().into()))
             })?,
         };
         let cannot = || format!("cannot read the kernel {}", kernel.name);

@@ -94,9 +94,15 @@ fn try_unpack(path: &Path) -> Result<(), CopyFailure> {
         entries_max: u64::MAX,
         bytes_max: u64::MAX,
     };
-    tare_archive::unpack(&mut io::stdin().lock(), directory.as_fd(), everything)
-        .map(drop)
-        .map_err(|error| (FAILED, failed(format!("{}: {error}", doing()), error.source())))
+    tare_archive::unpack(&mut io::stdin().lock(), directory.as_fd(), everything).map(drop).map_err(
+        |error| {
+            // The path of a single file names it already.
+            let single = format!("cannot unpack {:?}", OsStr::from_bytes(place(path).1));
+            let is_named = found != PathKind::Directory && error.to_string() == single;
+            let what = if is_named { doing() } else { format!("{}: {error}", doing()) };
+            (FAILED, failed(what, error.source()))
+        },
+    )
 }
 
 /// Splits a path into a directory and a name in it. A path that ends without a name (`/`, `.`,

@@ -63,7 +63,7 @@ pub fn words(hint: &Hint) -> String {
         Hint::InstallEmulator => {
             "use \"accel\": \"kvm\", or ask the operator to install qemu-system-x86"
         }
-        Hint::FetchKernel => "ask the operator to run 'tare vm kernel fetch'",
+        Hint::FetchKernel(_) => "ask the operator to run 'tare vm kernel fetch'",
         Hint::ListKernels => "ask the operator, to whom 'tare vm kernel ls' lists all",
         Hint::SeeProcesses => "the box is as before; try again later",
         Hint::AskForReceipt => {
