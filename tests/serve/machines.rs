@@ -286,7 +286,7 @@ fn wrong_requests_for_machines_are_refused_with_a_hint_and_make_nothing() {
     refused(r#"{"accel": "tcg"}"#, &["accel", "driver"]);
     refused(r#"{"driver": "native", "accel": "tcg"}"#, &["accel", "driver"]);
     let small = r#"{"driver": "vm", "limits": {"memory_bytes": 100000000}}"#;
-    refused(small, &["too small for a machine", "256 MiB"]);
+    refused(small, &["too small for this machine", "256 MiB"]);
     let keep = create(&server, &[], &json!({ "driver": "vm", "keep": true })).was(400).text();
     assert!(keep.contains("outlive") && keep.contains("leave 'keep' out"), "{keep}");
     if has_program(QEMU) {

@@ -60,6 +60,7 @@ pub fn words(hint: &Hint) -> String {
         Hint::LabelForm => "write KEY=VALUE, such as team=blue",
         Hint::MoreMemoryInNewBox => "make a new box with --memory",
         Hint::NativeDriver => "use --driver native",
+        Hint::ContainOfMachine => "leave --contain out, or use --driver native",
         Hint::InstallEmulator => "install qemu-system-x86, or use --accel kvm",
         Hint::FetchKernel(directory) => return fetch_kernel(directory),
         Hint::ListKernels => "'tare vm kernel ls' lists all",

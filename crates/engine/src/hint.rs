@@ -81,6 +81,8 @@ pub enum Hint {
     MoreMemoryInNewBox,
     /// Use no machine.
     NativeDriver,
+    /// Contain no launcher in a machine, or use none.
+    ContainOfMachine,
     /// Install a monitor that emulates processors, or use the host's.
     InstallEmulator,
     /// Add a kernel to this directory of the host, which clients of a server do not get to see.

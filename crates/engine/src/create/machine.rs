@@ -275,7 +275,7 @@ fn check(NewBox { spec, mode }: NewBox<'_>) -> Result<(), Error> {
         return Err(Error::bad_request(message).with_hint(Hint::NativeDriver));
     }
     if spec.isolation == Isolation::Contain {
-        return refused("the host's files", Hint::NativeDriver);
+        return refused("the host's files", Hint::ContainOfMachine);
     }
     if spec.network == Network::Host {
         return refused("the host's network", Hint::NetworkOfMachine);

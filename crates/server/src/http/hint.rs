@@ -59,7 +59,7 @@ pub fn words(hint: &Hint) -> String {
         Hint::VariableForm => "write {\"KEY\": \"VALUE\"}; the host's environment is not passed in",
         Hint::LabelForm => "write {\"KEY\": \"VALUE\"}, such as {\"team\": \"blue\"}",
         Hint::MoreMemoryInNewBox => "make a new box with more limits.memory_bytes",
-        Hint::NativeDriver => "use \"driver\": \"native\"",
+        Hint::NativeDriver | Hint::ContainOfMachine => "use \"driver\": \"native\"",
         Hint::InstallEmulator => {
             "use \"accel\": \"kvm\", or ask the operator to install qemu-system-x86"
         }
