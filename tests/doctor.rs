@@ -106,7 +106,8 @@ fn no_box_can_be_made(enter: &str, words: &[&str]) {
     let run = run.exited(125).printed("").said(words);
     let said = run.stderr_text();
     assert_eq!(said.lines().count(), 1, "{run}");
-    let hint = said.trim_end().rsplit_once(" (").map(|(_, hint)| hint);
+    let sentence = said.trim_end().split(". See 'tare explain ").next();
+    let hint = sentence.and_then(|it| it.rsplit_once(" (")).map(|(_, hint)| hint);
     let hint = hint.and_then(|hint| hint.strip_suffix(')'));
     let hint = hint.unwrap_or_else(|| panic!("no hint in {run}"));
     let doctor = inside(&tare, enter, "doctor").exited(1);

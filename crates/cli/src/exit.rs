@@ -61,7 +61,7 @@ impl ExitReport {
 
     pub fn print(&self, quiet: bool) {
         if let Some(error) = &self.error {
-            let more = self.more.as_ref().map(|more| format!(" {more}")).unwrap_or_default();
+            let more = self.more.as_ref().map(|more| format!(". {more}")).unwrap_or_default();
             print_note(&(sentence(error) + &more));
         }
         if let (Some(note), false) = (&self.note, quiet) {
