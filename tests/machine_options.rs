@@ -131,7 +131,7 @@ fn what_root_does_to_a_machine_stays_in_it_and_its_users_get_no_more() {
     assert!(unix_seconds() >= before, "the host's clock is its own");
     let start = Instant::now();
     machines.call(&["exec", "--timeout", "1s", &id, "--", "sleep", "1000"]).exited(124);
-    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
     // It writes to the memory and to the ports of its machine, and sleeps: it may live or not.
     let ends = [
         "dd if=/dev/urandom of=/dev/mem bs=4096 count=16 seek=1; true",
@@ -142,7 +142,7 @@ fn what_root_does_to_a_machine_stays_in_it_and_its_users_get_no_more() {
         let start = Instant::now();
         let output = machines.call(&["exec", "--timeout", "3s", &id, "--", "sh", "-c", end]);
         assert!([0, 124, 125, 137].contains(&output.code), "{output}");
-        assert!(start.elapsed() < Duration::from_secs(20), "{end}: {:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(40), "{end}: {:?}", start.elapsed());
     }
     assert!(["running", "exited"].contains(&&*tare.state(&id)));
     tare.remove(&id);

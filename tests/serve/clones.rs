@@ -92,7 +92,7 @@ fn without_configuration_calls_of_python_get_clones_after_the_first() {
     let files = format!("[files]\ndirectory = '{}'\n", directory.join("files").display());
     let server = Server::start_configured(&tare, &files);
     assert_eq!(server.post("/v1/run", &code("print(1)")).was(200).json()["warm"], "off");
-    eventually("the pool is full", || clones(&tare).len() == 2);
+    until_full(&server, 2);
     assert_eq!(templates(&tare).len(), 1);
     let result = server.post("/v1/run", &code("print(6 * 7)")).was(200).json();
     assert_eq!((&result["warm"], &result["stdout"]), (&json!("clone"), &json!("42\n")));
@@ -411,7 +411,7 @@ fn a_clone_that_uses_up_inotify_or_signals_leaves_some_for_the_next_clone() {
         let all = json!({ "language": "python", "code": format!("{take}time.sleep(1000)"),
                           "timeout_ms": 600_000 });
         in_clone(&server, &code("print(1)"));
-        eventually("the pool is full", || clones(&tare).len() == 2);
+        until_full(&server, 2);
         std::thread::scope(|threads| {
             let held = threads.spawn(|| server.post("/v1/run", &all));
             let mut running = Vec::new();
@@ -445,7 +445,7 @@ fn a_clone_that_makes_as_many_processes_as_it_may_leaves_some_for_the_next_clone
     let all = json!({ "language": "python", "code": format!("{fork}time.sleep(1000)"),
                       "timeout_ms": 600_000, "limits": { "pids": 1000 } });
     in_clone(&server, &code("print(1)"));
-    eventually("the pool is full", || clones(&tare).len() == 2);
+    until_full(&server, 2);
     std::thread::scope(|threads| {
         let held = threads.spawn(|| server.post("/v1/run", &all));
         let mut running = Vec::new();
@@ -548,7 +548,7 @@ fn calls_that_find_no_clone_get_one_from_the_template_and_their_own_box_if_it_do
     let tare = tare!();
     let server = Server::start_configured(&tare, CLONES);
     in_clone(&server, &code("print(1)"));
-    eventually("the pool is full", || clones(&tare).len() == 2);
+    until_full(&server, 2);
     let on_demand = || {
         let metrics = server.get("/metrics").was(200).text();
         value(&metrics, "tare_pool_clones_on_demand_total{pool=\"python\"}").expect("it is counted")
@@ -561,7 +561,7 @@ fn calls_that_find_no_clone_get_one_from_the_template_and_their_own_box_if_it_do
     });
     assert!(at_once.iter().all(|result| result["warm"] == "clone"), "{at_once:?}");
     assert!(on_demand() > before, "two of six waited");
-    eventually("the pool is full again", || clones(&tare).len() == 2);
+    until_full(&server, 2);
     let template = interpreter(&templates(&tare)[0]);
     template.signal(Signal::STOP);
     eventually("a call makes its own box", || {

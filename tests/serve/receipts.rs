@@ -7,9 +7,8 @@ use tare_harness::skip::is_root;
 use tare_harness::{Answer, Server, Tare, TemporaryDirectory, eventually, tare};
 
 use crate::receipts::{HostLook, boot_ns, item};
-use crate::serve::clones::{CLONES, clones, code, in_clone, processes_of};
+use crate::serve::clones::{CLONES, code, in_clone, processes_of, until_full};
 use crate::serve::configured;
-use crate::serve::pool::waiting;
 use crate::serve::quotas::sha256;
 
 fn created(server: &Server, tare: &Tare, name: &str) -> (String, HostLook) {
@@ -94,25 +93,22 @@ fn the_receipt_of_a_run_names_its_command_however_its_box_was_made() {
     ];
     if is_root() {
         in_clone(&server, &code("pass"));
-        eventually("the pool is full", || clones(&tare).len() == 2);
+        until_full(&server, 2);
         requests.push(code(sleep));
     }
     for mut body in requests {
-        (body["receipt"], body["timeout_ms"]) = (json!(true), json!(3000));
+        (body["receipt"], body["timeout_ms"]) = (json!(true), json!(10_000));
         let headers = [("Content-Type", "application/json")];
         let mut stream = server.send("POST", "/v1/run", &headers, body.to_string().as_bytes());
         let pids = |id: &str| {
             let all = processes_of(id).into_iter().filter(|it| it.name.starts_with("python"));
             all.map(|it| format!("pid {}", it.pid)).collect::<Vec<_>>()
         };
-        let pools: Vec<String> = waiting(&tare).into_iter().map(|(id, _)| id).collect();
         let mut seen = Vec::new();
         eventually("its command runs", || {
-            let ids = tare.footprint().records.into_iter();
-            seen = ids.filter(|id| !pools.contains(id)).map(|id| (pids(&id), id)).collect();
-            seen.retain(|(pids, id)| {
-                !pids.is_empty() && !waiting(&tare).iter().any(|(other, _)| other == id)
-            });
+            let running = tare.list().into_iter().filter(|it| it["state"] == "running");
+            let ids = running.filter_map(|it| it["id"].as_str().map(str::to_owned));
+            seen = ids.map(|id| (pids(&id), id)).filter(|(pids, _)| !pids.is_empty()).collect();
             !seen.is_empty()
         });
         let mut answer = Vec::new();

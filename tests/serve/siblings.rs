@@ -31,7 +31,7 @@ impl Pair {
         look: impl FnOnce(&Self) -> T,
     ) -> (T, [Value; 2]) {
         in_clone(server, &code("print(1)"));
-        eventually("the pool is full", || clones(tare).len() == 2);
+        until_full(server, 2);
         let body = code(&format!("{program}\n{WAIT}"));
         std::thread::scope(|threads| {
             let call = || server.post("/v1/run", &body).was(200).json();
@@ -229,7 +229,7 @@ fn templates_and_waiting_clones_count_as_boxes_and_templates_make_room_last() {
     let tare = tare!();
     let server = Server::start_configured(&tare, &format!("{CLONES}[limits]\nboxes = 8\n"));
     in_clone(&server, &code("print(1)"));
-    eventually("the pool is full", || clones(&tare).len() == 2);
+    until_full(&server, 2);
     let live = || value(&server.get("/metrics").was(200).text(), "tare_boxes_live");
     eventually("template and clones count", || live() == Some(3.0));
     let create = || server.post("/v1/boxes", &json!({ "command": ["sleep", "1000"] }));
@@ -257,7 +257,7 @@ fn a_clone_is_promised_its_limits_from_its_claim_on() {
     let limits = json!({ "pids": 99, "memory_bytes": 64 << 20 });
     let body = |code: &str| json!({ "language": "python", "code": code, "limits": limits });
     in_clone(&server, &body("print(1)"));
-    eventually("the pool is full", || clones(&tare).len() == 2);
+    until_full(&server, 2);
     assert_eq!(promised(), [Some(0.0); 2]);
     std::thread::scope(|threads| {
         let call = threads.spawn(|| in_clone(&server, &body(WAIT)));

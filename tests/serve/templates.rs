@@ -14,7 +14,7 @@ use tare_harness::{
 };
 
 use crate::serve::clones::{
-    CLONES, clones, code, in_clone, interpreter, packages_with, processes_of, templates,
+    CLONES, clones, code, in_clone, interpreter, packages_with, processes_of, templates, until_full,
 };
 use crate::serve::pool::{parsed, waiting};
 
@@ -81,7 +81,7 @@ fn a_call_that_ends_with_its_template_names_what_ended_the_template() {
         (false, "The keeper ended without a report, not killed by tare"),
     ] {
         in_clone(&server, &code("print(1)"));
-        eventually("the pool is full", || clones(&tare).len() == 2);
+        until_full(&server, 2);
         let template = templates(&tare).pop().expect("a template");
         let result = std::thread::scope(|threads| {
             let waiting = clones(&tare);
@@ -120,7 +120,7 @@ fn a_template_that_dies_is_replaced_and_its_clones_live_on() {
     let tare = tare!();
     let server = Server::start_configured(&tare, CLONES);
     in_clone(&server, &code("print(1)"));
-    eventually("the pool is full", || clones(&tare).len() == 2);
+    until_full(&server, 2);
     let first = templates(&tare);
     let members = clones(&tare);
     interpreter(&first[0]).signal(Signal::KILL);
@@ -170,7 +170,7 @@ fn inspect_of_a_template_shows_what_it_imported_and_what_it_costs() {
     let tare = tare!();
     let server = Server::start_configured(&tare, &format!("{CLONES}preload = ['json', 'uuid']\n"));
     in_clone(&server, &code("print(1)"));
-    eventually("the pool is full", || clones(&tare).len() == 2);
+    until_full(&server, 2);
     let id = templates(&tare).remove(0);
     let inspected = tare.json(["inspect", &id])[0].clone();
     let template = &inspected["template"];
@@ -330,7 +330,7 @@ fn the_cgroups_of_a_template_and_its_clones_end_with_the_template() {
     let tare = tare!();
     let server = Server::start_configured(&tare, CLONES);
     in_clone(&server, &code("print(1)"));
-    eventually("the pool is full", || clones(&tare).len() == 2);
+    until_full(&server, 2);
     let template = templates(&tare).remove(0);
     let unified = |id: &str| -> String {
         let process = processes_of(id).into_iter().next().expect("a process");
@@ -409,7 +409,7 @@ fn the_cgroups_of_a_pool_are_below_the_configured_parent() {
     let boxes = format!("[boxes]\ncgroup_parent = '{}'\n", scope.name);
     let server = Server::start_configured(&tare, &format!("{CLONES}{boxes}"));
     in_clone(&server, &code("print(1)"));
-    eventually("the pool is full", || clones(&tare).len() == 2);
+    until_full(&server, 2);
     let mut ids = clones(&tare);
     ids.extend(templates(&tare));
     for process in ids.iter().flat_map(|id| processes_of(id)) {
