@@ -146,7 +146,13 @@ pub async fn report_ends(service: Service, mut ended: mpsc::Receiver<BoxId>) {
                 report_end(&service, &status);
             }
             // It is being removed, or stuck.
-            Ok(_) | Err(_) => drop(tokio::spawn(report_removed(service.clone(), id))),
+            looked => {
+                if looked.is_ok_and(|(status, _)| status.state == State::Stuck) {
+                    // The process that blocked its end has just died.
+                    service.sweep_wanted.notify_one();
+                }
+                drop(tokio::spawn(report_removed(service.clone(), id)));
+            }
         }
     }
 }
