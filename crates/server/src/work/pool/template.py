@@ -129,15 +129,26 @@ def needed_pages(os, sys, gc):
     if looker == 0:
         try:
             os.close(ready)
+            os.close(name)
             copy = int(os.read(named, 16))
             if os.read(rehearsed, 1):
                 pages = written_pages(os, copy)
                 os.write(answer, b" ".join(b"%d" % number for number in pages))
         finally:
             os._exit(0)
-    copy = os.fork()
+    try:
+        copy = os.fork()
+    except OSError:
+        # The looker ends when it reads the end of its pipes.
+        for number in (found, answer, named, name, rehearsed, ready, held, hold):
+            os.close(number)
+        os.waitpid(looker, 0)
+        raise
     if copy == 0:
         try:
+            # Exit functions of modules may wait, or act on what clones need. Those of this copy are its own.
+            if "atexit" in sys.modules:
+                sys.modules["atexit"]._clear()
             reseed(os, sys)
             rehearse(os, sys, gc, 1, is_last=True)
             os.write(ready, b".")
