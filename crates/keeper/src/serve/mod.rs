@@ -211,13 +211,14 @@ impl Supervisor {
 
     /// Waits until something happens or is due.
     fn wait(&self) -> Vec<Source> {
+        // First: a pause of the listener that ends now must end before the listener is chosen.
+        let timeout = self.next_look().map(timespec);
         let watched = self.watched().map(|(source, fd)| (source, fd, PollFlags::IN));
         let machine = self.machine.iter().flat_map(|machine| machine.interests());
         let machine = machine.map(|(fd, flags)| (Source::Machine, fd, flags));
         let watched: Vec<(Source, BorrowedFd<'_>, PollFlags)> = watched.chain(machine).collect();
         let mut fds: Vec<PollFd<'_>> =
             watched.iter().map(|(_, fd, flags)| PollFd::from_borrowed_fd(*fd, *flags)).collect();
-        let timeout = self.next_look().map(timespec);
         let sources = watched.iter().map(|(source, _, _)| *source);
         match poll(&mut fds, timeout.as_ref()) {
             // After an interrupted wait, the loop takes one more turn.
