@@ -71,7 +71,8 @@ pub struct LogsArgs {
 
 pub fn run(args: &LogsArgs, context: &Context) -> Result<u8, Error> {
     let engine = context.engine(Purpose::Use)?;
-    let (mut logs, keeper) = on_box(&engine, &args.reference, |id| engine.logs(id))?;
+    let (id, (mut logs, keeper)) =
+        on_box(&engine, &args.reference, |id| Ok((id.clone(), engine.logs(id)?)))?;
     if let Some(since) = args.since {
         logs.since(since);
     }
@@ -83,16 +84,14 @@ pub fn run(args: &LogsArgs, context: &Context) -> Result<u8, Error> {
     let mut printer = Printer::new(Caller::of_this_process(), prefix, controls);
     let shown = match (args.follow, keeper) {
         (true, Some(keeper)) => {
-            on_box(&engine, &args.reference, |id| {
-                // The box may be removed at its end.
-                let watch = engine.watch_end(id);
-                let shown = follow(&mut logs, &keeper, &mut printer);
-                let looked = shown.is_ok().then(|| engine.look_for_end(watch.as_ref().ok()?).ok());
-                if let Some(Some(Looked::Ended(end))) = looked {
-                    print_lost_machine(end, id);
-                }
-                Ok(shown)
-            })?
+            // The box may be removed at its end.
+            let watch = engine.watch_end(&id);
+            let shown = follow(&mut logs, &keeper, &mut printer);
+            let looked = shown.is_ok().then(|| engine.look_for_end(watch.as_ref().ok()?).ok());
+            if let Some(Some(Looked::Ended(end))) = looked {
+                print_lost_machine(end, &id);
+            }
+            shown
         }
         (true, None) | (false, _) => show(&mut logs, &mut printer),
     };
