@@ -162,9 +162,15 @@ pub fn roll_back(at: BoxAt<'_>, record: LockedRecord, own: Option<Own<'_>>, why:
     undo(at, record, (own, Some(&ended)), why)
 }
 
-/// The error for a box that another process ended while it was being made.
+/// The error for a box that another process ended while it was being made. Clients of a server see it, so
+/// it has no pid of the host. The history has it.
 fn ended_early(id: &BoxId, asked: Option<&RequestLine>) -> Error {
-    let how = match asked.map(|asked| (asked.act, &asked.by)) {
+    let shown = |asked: &RequestLine| {
+        let mut by = asked.by.clone();
+        by.hide_pid();
+        (asked.act, by)
+    };
+    let how = match asked.map(shown) {
         Some((Act::Stop, by)) => format!("stopped by {by}"),
         Some((Act::Remove, by)) => format!("removed by {by}"),
         Some((Act::Kill | Act::Signal(_), by)) => format!("killed by {by}"),

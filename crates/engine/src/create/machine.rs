@@ -317,7 +317,7 @@ fn power(wanted: Accel, monitor: &Qemu, host: &Host, until: Instant) -> Result<P
         if monitor.has(Accelerator::Tcg) {
             Ok(Power { accelerator: Accelerator::Tcg, kvm_node: None, note })
         } else {
-            let message = format!("{} cannot emulate a processor", monitor.program().display());
+            let message = "the monitor cannot emulate a processor";
             Err(Error::new(ErrorKind::Unsupported, message).with_hint(Hint::InstallEmulator))
         }
     };
@@ -342,7 +342,7 @@ fn with_kvm(monitor: &Qemu, host: &Host, until: Instant) -> Result<Power, String
         return Err(why);
     }
     if !monitor.has(Accelerator::Kvm) {
-        return Err(format!("{} was built without it", monitor.program().display()));
+        return Err("the monitor was built without it".to_owned());
     }
     // Without privileges, the monitor has the user and the groups of the caller.
     let node = host.is_privileged().then(kvm::own_node).transpose();

@@ -288,7 +288,7 @@ impl Kernels {
     fn find(&self, name: &str) -> Result<Kernel, Error> {
         check_name(name)?;
         self.read(name)?.ok_or_else(|| {
-            let message = format!("there is no kernel {} in {}", quoted(name), self.path.display());
+            let message = format!("there is no kernel {}", quoted(name));
             Error::bad_request(message).with_hint(Hint::ListKernels)
         })
     }

@@ -202,8 +202,8 @@ pub fn evidence(at: BoxAt<'_>, record: &Record) -> Evidence {
     let created = record.lines.created.as_ref();
     let limits = created.map(|created| &created.spec.limits);
     let mut evidence = CgroupReader::new(at, record).evidence(limits);
-    // It may have reached the limit that it had before.
-    evidence.pids_refused_above &= record.lines.updates == 0;
+    // It may have reached the limit that it had before. The limit of a machine is in the machine.
+    evidence.pids_refused_above &= record.lines.updates == 0 && !record.is_machine();
     if !evidence.pressure().oom {
         return evidence;
     }

@@ -162,7 +162,7 @@ impl EndedLine {
 }
 
 /// Clients see this instead of a reason that names paths of the host.
-const HIDDEN_FAILURE: &str = "the server failed, and its log has the reason";
+const HIDDEN_FAILURE: &str = "the reason is shown only to admins";
 
 /// A longer reason is cut, so that it fits into the history.
 const FAILURE_CHARS_MAX: usize = 1000;
