@@ -21,8 +21,9 @@ pub struct Model {
     may_be: BTreeMap<String, BTreeSet<Fate>>,
     /// Boxes that a killed command asked to end: they may still end.
     doomed: BTreeSet<String>,
-    /// Boxes whose creator was killed: an unfinished box leaves nothing.
-    unborn: BTreeSet<String>,
+    /// Boxes whose creator or remover was killed: an unfinished box leaves nothing, and a removal that was
+    /// recorded is completed by a later command.
+    vanishing: BTreeSet<String>,
 }
 
 /// The outcome of a command on a box in this state, and the box's next state.
@@ -92,8 +93,11 @@ impl Model {
             // It may have ended, and not yet been removed.
             after.insert(Fate::Exited);
         }
-        if command.verb == Verb::Start && before.contains(&Fate::Absent) {
-            self.unborn.insert(command.name.clone());
+        let is_removal = matches!(command.verb, Verb::Remove | Verb::RemoveByForce);
+        if command.verb == Verb::Start && before.contains(&Fate::Absent)
+            || is_removal && before != BTreeSet::from([Fate::Absent])
+        {
+            self.vanishing.insert(command.name.clone());
         }
         self.allow(&command.name, after);
     }
@@ -120,7 +124,7 @@ impl Model {
                 if command.verb == Verb::Start && outcome == Outcome::Done {
                     // This one is another, and whole.
                     self.doomed.remove(&command.name);
-                    self.unborn.remove(&command.name);
+                    self.vanishing.remove(&command.name);
                 }
                 self.settle(&command.name, after);
             }
@@ -128,8 +132,8 @@ impl Model {
         Ok(())
     }
 
-    /// Half a box, of a creator that was killed, is removed by the command that is to end
-    /// it: what was asked for is so.
+    /// Half a box, of a creator or a remover that was killed, is removed by the command that is to end it:
+    /// what was asked for is so.
     fn may_end_half_a_box(&self, command: &Command) -> bool {
         let is_end = match command.verb {
             Verb::Stop | Verb::Kill | Verb::Remove | Verb::RemoveByForce => true,
@@ -143,7 +147,7 @@ impl Model {
             | Verb::Rename
             | Verb::List => false,
         };
-        is_end && self.unborn.contains(&command.name)
+        is_end && self.vanishing.contains(&command.name)
     }
 
     fn renamed(&mut self, command: &Command, outcome: Outcome) -> Result<(), String> {
@@ -173,7 +177,7 @@ impl Model {
 
     /// Moves the uncertainties of a box to its new name.
     fn pass_on(&mut self, rename: &Command) {
-        for unsure in [&mut self.doomed, &mut self.unborn] {
+        for unsure in [&mut self.doomed, &mut self.vanishing] {
             if unsure.contains(&rename.name) {
                 unsure.insert(rename.other.clone());
             }
@@ -185,12 +189,12 @@ impl Model {
             self.doomed.remove(name);
         }
         if fates == BTreeSet::from([Fate::Absent]) {
-            self.unborn.remove(name);
+            self.vanishing.remove(name);
         }
         if self.doomed.contains(name) {
             fates.insert(Fate::Exited);
         }
-        if self.unborn.contains(name) {
+        if self.vanishing.contains(name) {
             fates.insert(Fate::Absent);
         }
         self.may_be.insert(name.to_owned(), fates);
@@ -213,6 +217,17 @@ mod tests {
         model.ended(&command(Verb::Kill), Outcome::Done).unwrap();
         assert_eq!(model.fates("a"), BTreeSet::from([Fate::Absent, Fate::Exited]));
         assert!(model.ended(&command(Verb::Exec), Outcome::Done).is_err());
+    }
+
+    #[test]
+    fn a_box_whose_removal_was_killed_may_vanish_later() {
+        let mut model = Model::default();
+        model.ended(&command(Verb::Start), Outcome::Done).unwrap();
+        model.killed(&command(Verb::RemoveByForce));
+        model.ended(&command(Verb::Stop), Outcome::Done).unwrap();
+        assert_eq!(model.fates("a"), BTreeSet::from([Fate::Absent, Fate::Exited]));
+        model.ended(&command(Verb::Start), Outcome::Done).unwrap();
+        assert_eq!(model.fates("a"), BTreeSet::from([Fate::Running]));
     }
 
     #[test]
