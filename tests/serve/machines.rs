@@ -221,7 +221,7 @@ fn a_run_in_a_machine_has_its_files_and_its_timeout_begins_after_the_boot() {
     server.post("/v1/reload", &json!({})).was(204);
     let body = json!({ "command": ["true"], "driver": "vm" });
     let failed = server.post("/v1/run", &body).refused(503, "machine_not_started");
-    assert!(failed.text().contains("in time"), "{}", failed.text());
+    assert!(failed.text().contains("within 10ms"), "{}", failed.text());
     create(&server, &[], &json!({ "driver": "vm" })).refused(503, "machine_not_started");
     let before = server.vitals_at_rest().descriptors;
     for _boot in 0..4 {

@@ -342,9 +342,9 @@ fn systemd_accepts_the_packaged_unit_of_a_user() {
 #[test]
 fn a_memory_limit_too_small_for_a_box_does_not_end_the_server() {
     let tare = tare!();
-    let (_directory, path) = configured("[limits]\nmemory_max = \"1k\"\n");
-    let server = Server::start(&tare, &["--config", &path]);
-    let answer = server.post("/v1/run", &json!({ "command": ["true"] }));
+    let server = Server::start(&tare, &[]);
+    let body = json!({ "command": ["true"], "limits": { "memory_bytes": 1024 } });
+    let answer = server.post("/v1/run", &body);
     let message = answer.refused(400, "invalid").json()["error"].to_string();
     assert!(message.contains("the least is 6 MiB"), "{message}");
     server.get("/v1/boxes").was(200);
