@@ -124,12 +124,13 @@ impl Service {
             (ProcessInput::None, _) | (ProcessInput::Pipe, Terminal::Pty { .. }) => Stdin::Empty,
         };
         let (started, timeout) = (Instant::now(), spec.timeout);
-        let id = box_id.clone();
-        let session =
-            self.call_in_box(caller, box_id, move |engine| engine.exec(&id, &spec, stdin));
-        let mut session = session.await?;
-        // From here on a process may run, and ends if the client disconnects.
-        let mut counted = CountedEnd { service: self.clone(), cause: Cause::ClientGone };
+        let (id, service) = (box_id.clone(), self.clone());
+        let session = self.call_in_box(caller, box_id, move |engine| {
+            let session = engine.exec(&id, &spec, stdin)?;
+            // From here on a process may run, and ends if the client disconnects.
+            Ok((session, CountedEnd { service, cause: Cause::ClientGone }))
+        });
+        let (mut session, mut counted) = session.await?;
         let begun = tokio::time::timeout(STARTED_WITHIN, relay::started(&mut session)).await;
         let late = |_| {
             let message = format!("the box did not start the process within {STARTED_WITHIN:?}");
